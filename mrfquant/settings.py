@@ -1,0 +1,102 @@
+"""How a part of the framework declares its settings: a typed signature, checked when the part is built.
+
+    @configurable
+    class StepDecay:
+        def __init__(self, interval: Count, scale: Positive) -> None: ...
+
+makes `StepDecay` a name that gin files can use, and a wrong type or an impossible value, from gin or from
+Python, is a `BadSetting` that says which parameter, what was given and what was expected.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import gin
+from typeguard import TypeCheckError, check_type
+
+from mrfquant.errors import BadSetting
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Check:
+    """A condition on a value beyond its type, with the words for what it asks."""
+
+    holds: Callable[[Any], bool]
+    expected: str
+
+
+Count = Annotated[int, Check(lambda v: v > 0, "a whole number above 0")]
+Positive = Annotated[float, Check(lambda v: 0 < v < math.inf, "a finite number above 0")]
+NonNegative = Annotated[float, Check(lambda v: 0 <= v < math.inf, "a finite number of at least 0")]
+Fraction = Annotated[float, Check(lambda v: 0 <= v <= 1, "a number between 0 and 1")]
+
+
+def configurable(part: T | None = None, *, supplied: Sequence[str] = ()) -> T:
+    """Register a class or function with gin under its own name and check the settings it is built with.
+
+    Args:
+        supplied: parameters that the framework passes itself; a gin file that binds one is refused.
+    """
+    if part is None:
+        return functools.partial(configurable, supplied=supplied)  # type: ignore[return-value]
+    if not inspect.isclass(part):
+        part = _checked(part)
+    elif "__init__" in vars(part):  # an inherited one is checked already
+        part.__init__ = _checked(part.__init__)  # type: ignore[misc]
+    return gin.configurable(part, denylist=list(supplied) or None)
+
+
+def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        hints = typing.get_type_hints(function, include_extras=True)
+        name = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
+        for parameter, value in signature.bind_partial(*args, **kwargs).arguments.items():
+            kind = signature.parameters[parameter].kind
+            if parameter in hints and kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+                _check(f"{name}.{parameter}", value, hints[parameter])
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def _check(binding: str, value: Any, hint: Any) -> None:
+    checks = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Check)]
+    try:
+        check_type(value, hint)
+        if isinstance(value, bool) and checks:  # bool is an int to Python, but True iterations are a mistake
+            raise TypeCheckError("is a bool")
+    except TypeCheckError:
+        expected = checks[0].expected if checks else _words(hint)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            expected += f" (@{value.__name__} names the recipe: write @{value.__name__}() to build it)"
+        raise BadSetting(binding, value, expected) from None
+    for check in checks:
+        if not check.holds(value):
+            raise BadSetting(binding, value, check.expected)
+
+
+def _words(hint: Any) -> str:
+    """The type in the words of a message: 'str', 'Schedule', \"'auto' or 'float32'\"."""
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(repr(a) for a in arguments)
+    if inspect.isclass(hint) and not arguments:
+        return {bool: "True or False", type(None): "None"}.get(hint, hint.__name__)
+    if arguments and typing.get_origin(hint) is Annotated:
+        return _words(arguments[0])
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return " or ".join(_words(a) for a in arguments)
+    return str(hint).replace("typing.", "").replace("collections.abc.", "")
