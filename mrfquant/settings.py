@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 import gin
 from typeguard import TypeCheckError, check_type
 
-from mrfquant.errors import BadSetting
+from mrfquant.errors import BadInput, BadSetting
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -49,26 +49,33 @@ def configurable(part: T | None = None, *, supplied: Sequence[str] = ()) -> T:
     """
     if part is None:
         return functools.partial(configurable, supplied=supplied)  # type: ignore[return-value]
-    if not inspect.isclass(part):
-        part = _checked(part)
-    elif "__init__" in vars(part):  # an inherited one is checked already
-        part.__init__ = _checked(part.__init__)  # type: ignore[misc]
+    if inspect.isclass(part):
+        part.__init__ = _checked(part.__init__, supplied)  # type: ignore[misc]
+    else:
+        part = _checked(part, supplied)
     return gin.configurable(part, denylist=list(supplied) or None)
 
 
-def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+def _checked(function: Callable[..., Any], supplied: Sequence[str]) -> Callable[..., Any]:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         hints = typing.get_type_hints(function, include_extras=True)
         name = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
-        for parameter, value in signature.bind_partial(*args, **kwargs).arguments.items():
-            kind = signature.parameters[parameter].kind
-            if parameter in hints and kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-                _check(f"{name}.{parameter}", value, hints[parameter])
+        given = signature.bind_partial(*args, **kwargs).arguments
+        for parameter, declared in signature.parameters.items():
+            if declared.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+                continue
+            if parameter not in given and declared.default is inspect.Parameter.empty:
+                if parameter in supplied:
+                    raise BadInput(f"{name} is built for you: name it @{name}, without parentheses")
+                raise BadInput(f"{name}.{parameter} is needed and not set")
+            if parameter in given and parameter in hints:
+                _check(f"{name}.{parameter}", given[parameter], hints[parameter])
         return function(*args, **kwargs)
 
+    wrapper.__signature__ = signature  # type: ignore[attr-defined]  # gin reads the defaults from it
     return wrapper
 
 

@@ -1,0 +1,33 @@
+# make run [GIN=gin/other.gin] [ARGS="--seed 1"]   train and evaluate a network
+# make test                                        ruff and the test suite (minutes)
+# make test-slow                                   the checks that take longer
+# Everything is installed into .venv, once, from the versions pinned in constraints.txt.
+
+PYTHON ?= python3
+GIN ?= gin/ref_lenet300_digits.gin
+ARGS ?=
+PIP := .venv/bin/python -m pip --disable-pip-version-check
+
+.PHONY: run test test-slow clean
+
+run: .venv/installed
+	.venv/bin/python -m mrfquant.run --gin $(GIN) $(ARGS)
+
+test: .venv/installed
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/python -m pytest -m "not slow"
+
+test-slow: .venv/installed
+	.venv/bin/python -m pytest -m slow
+
+# torch and torchvision come first, by their exact versions: a looser request may resolve to a build with CUDA.
+.venv/installed: setup.py constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "mrfquant needs Python 3.10 or newer")'
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	$(PIP) install --quiet $$(grep -E '^(torch|torchvision)==' constraints.txt) -c constraints.txt
+	$(PIP) install --quiet --editable '.[test]' -c constraints.txt
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache

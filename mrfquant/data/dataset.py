@@ -1,0 +1,116 @@
+"""A labelled image data set held as tensors: its three splits, and what is known of it before any file is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mrfquant.errors import BadInput
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images with their labels.
+
+    Attributes:
+        images: uint8, (n, c, h, w).
+        labels: int64, (n,).
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise BadInput(f"images are {_describe(self.images)}, expected uint8 of shape (n, c, h, w)")
+        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+            raise BadInput(f"labels are {_describe(self.labels)}, expected int64 of shape ({len(self.images)},)")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device | str) -> Split:
+        return Split(self.images.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """The facts about a data set that its loader and its stand-in share.
+
+    Attributes:
+        shape: (c, h, w) of an image.
+        classes: the name of each label.
+        mean, std: per channel, of training images scaled to [0, 1].
+        augment: whether training crops and flips the images at random.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: bool
+
+    def dataset(self, train: Split, val: Split, test: Split, stand_in: bool = False) -> Dataset:
+        """The data set of these facts with the given splits."""
+        return Dataset(self.name, train, val, test, self.mean, self.std, self.classes, self.augment, stand_in)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training, validation and test images of one shape; `mean`, `std` and the rest as in `DatasetInfo`.
+
+    `stand_in` marks synthetic data that only has the form of the named data set.
+    """
+
+    name: str
+    train: Split
+    val: Split
+    test: Split
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    classes: tuple[str, ...]
+    augment: bool
+    stand_in: bool = False
+
+    def __post_init__(self) -> None:
+        channels = self.shape[0]
+        if not len(self.mean) == len(self.std) == channels or min(self.std) <= 0:
+            raise BadInput(
+                f"data set {self.name}: mean {self.mean} and std {self.std},"
+                f" expected one number for each of the {channels} channels and std above 0"
+            )
+        for name, split in (("train", self.train), ("val", self.val), ("test", self.test)):
+            if len(split) == 0:
+                raise BadInput(f"data set {self.name}: the {name} split is empty")
+            if split.images.shape[1:] != self.shape:
+                raise BadInput(
+                    f"data set {self.name}: {name} images have shape {tuple(split.images.shape[1:])},"
+                    f" expected {self.shape} as in the train split"
+                )
+            low, high = int(split.labels.min()), int(split.labels.max())
+            if low < 0 or high >= self.num_classes:
+                raise BadInput(
+                    f"data set {self.name}: {name} labels run from {low} to {high},"
+                    f" expected 0 to {self.num_classes - 1} for {self.num_classes} classes"
+                )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(c, h, w) of an image."""
+        return tuple(self.train.images.shape[1:])
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    def to(self, device: torch.device | str) -> Dataset:
+        val = self.val.to(device)
+        test = val if self.test is self.val else self.test.to(device)  # shared images stay shared
+        return replace(self, train=self.train.to(device), val=val, test=test)
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -1,0 +1,113 @@
+"""The folder of the data sets: where it is, how missing files get there, and whether a file is what it should be."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import socket
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+
+import numpy as np
+
+from mrfquant.data.torchvision_import import import_torchvision
+from mrfquant.errors import BadInput
+
+TIMEOUT = 30.0  # seconds that a server may stay silent
+REPAIR = "delete it so that it is downloaded again, or put the right file there"
+
+
+def data_root(given: str | Path | None = None) -> Path:
+    """The folder of the data sets: `given`, else the variable MRFQUANT_DATA, else ~/.cache/mrfquant/data."""
+    return Path(given or os.environ.get("MRFQUANT_DATA") or "~/.cache/mrfquant/data").expanduser()
+
+
+@dataclass(frozen=True)
+class Download:
+    """An archive on the net.
+
+    Attributes:
+        md5: of the archive.
+        provides: the files (or a whole folder) that it holds, relative to the root.
+        unpack_in: the folder, relative to the root, that the archive's own paths start from.
+    """
+
+    url: str
+    md5: str
+    provides: tuple[str, ...]
+    unpack_in: str = "."
+
+
+def fetch(root: Path, downloads: Sequence[Download]) -> None:
+    """Download what is missing under `root`; every file appears there whole or not at all.
+
+    Raises:
+        BadInput: a download failed.
+    """
+    missing = {download: [path for path in download.provides if not (root / path).exists()] for download in downloads}
+    missing = {download: paths for download, paths in missing.items() if paths}
+    if not missing:
+        return
+    utils = import_torchvision().datasets.utils
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for download, paths in missing.items():
+            with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as temporary, _timeout(TIMEOUT):
+                unpacked = Path(temporary, "unpacked")
+                folder = unpacked / download.unpack_in
+                folder.mkdir(parents=True)
+                utils.download_and_extract_archive(download.url, temporary, folder, md5=download.md5)
+                for path in paths:
+                    _move(unpacked / path, root / path)
+    except (OSError, RuntimeError, HTTPException) as error:  # URLError is an OSError; a wrong md5 a RuntimeError
+        wanted = ", ".join(path for paths in missing.values() for path in paths)
+        urls = ", ".join(download.url for download in missing)
+        raise BadInput(
+            f"{root} lacks {wanted}, and the download from {urls} failed ({error}):"
+            " put the files there by hand, or begin with gin/ref_lenet300_digits.gin, which needs no files"
+        ) from error
+
+
+def read_checked(path: Path, size: int, md5: str | None = None) -> np.ndarray:
+    """The bytes of a file, uncompressed if its name ends in .gz, as uint8 (size,).
+
+    Raises:
+        BadInput: the file cannot be read, or its uncompressed size or md5 is not the one given.
+    """
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{path} cannot be read ({error}): {REPAIR}") from error
+    if len(data) != size:
+        raise BadInput(f"{path} holds {len(data)} bytes instead of {size}: {REPAIR}")
+    if md5 is not None and hashlib.md5(data, usedforsecurity=False).hexdigest() != md5:
+        raise BadInput(f"{path} has been altered, its md5 is not {md5}: {REPAIR}")
+    return np.frombuffer(data, np.uint8)
+
+
+def _move(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.replace(source, target)
+    except OSError:
+        if not target.exists():  # a folder is there already if another process was faster, which is as good
+            raise
+
+
+@contextmanager
+def _timeout(seconds: float) -> Iterator[None]:
+    """torchvision opens its connections without a time limit; give those opened meanwhile one."""
+    former = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(former)

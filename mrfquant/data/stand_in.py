@@ -1,0 +1,45 @@
+"""Synthetic data in the form of a known data set, to try a configuration without its files."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mrfquant.data.cifar import CIFAR10, CIFAR100
+from mrfquant.data.dataset import Dataset, Split
+from mrfquant.data.digits import DIGITS
+from mrfquant.data.mnist import MNIST
+from mrfquant.data.tinyimagenet import TINYIMAGENET
+from mrfquant.errors import BadInput
+
+INFOS = {info.name: info for info in (DIGITS, MNIST, CIFAR10, CIFAR100, TINYIMAGENET)}
+SIZES = (512, 256, 256)  # train, validation, test
+
+
+def stand_in(name: str) -> Dataset:
+    """A small learnable data set with the shape, classes, normalisation and augmentation of the data set `name`.
+
+    An image is the pattern of its class plus noise, the same at every call. A pattern is smooth and symmetric, so
+    that crops and flips keep it.
+    """
+    if name not in INFOS:
+        raise BadInput(f"no stand-in for the data set {name!r}, expected one of {', '.join(INFOS)}")
+    info = INFOS[name]
+    channels, h, w = info.shape
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.randn(len(info.classes), channels, 4, 4, generator=generator)
+    patterns = F.interpolate(coarse + coarse.flip(3), size=(h, w), mode="bilinear")
+    mean, std = (torch.tensor(values)[:, None, None] for values in (info.mean, info.std))
+
+    def split(size: int) -> Split:
+        labels = torch.randperm(size, generator=generator) % len(info.classes)  # every class, equally often
+        noise = torch.randn(size, *info.shape, generator=generator)
+        return Split(_to_bytes(mean + std * (patterns[labels] + noise) / 2), labels)
+
+    return info.dataset(*(split(size) for size in SIZES), stand_in=True)
+
+
+def _to_bytes(images: Tensor) -> Tensor:
+    """From [0, 1] to uint8, clipped."""
+    return (255 * images).round().clamp(0, 255).to(torch.uint8)

@@ -1,0 +1,106 @@
+"""An experiment: the parts that a configuration names, built and wired in the one order that works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gin
+import mrfquant.models  # noqa: F401 - registers the networks with gin
+import torch
+from torch import nn
+
+from mrfquant.data import Dataset, stand_in
+from mrfquant.errors import BadInput
+from mrfquant.inference import Inference, Reference
+from mrfquant.settings import configurable
+from mrfquant.training import Checkpoints, Collector, Trainer
+
+for _name in torch.optim.__all__:  # every optimizer of torch under its own name: Adam, SGD, ...
+    _class = getattr(torch.optim, _name)
+    if isinstance(_class, type) and issubclass(_class, torch.optim.Optimizer) and _class is not torch.optim.Optimizer:
+        gin.external_configurable(_class, module="torch.optim", denylist=["params"])
+
+SMOKE_ITERATIONS = 20
+
+
+@configurable(supplied=["device", "data_root"])
+class Experiment:
+    """Data, network, solver, in that order; `trainer` adds the loop.
+
+    The parts are recipes, named in gin without parentheses (`Experiment.model = @LeNet300`): each is built here with
+    what the parts before it settle.
+
+    Args:
+        dataset: called with the data root.
+        model: called with the images' shape and the number of classes.
+        optimizer: called with the list of tensors to drive.
+        inference: called with the network and the optimizer's recipe.
+        seed: of initialisation, order of the data and augmentation.
+        smoke: a few iterations on stand-in data of the data set's shape.
+        channels_last: memory format of images and convolutions; None is yes on CUDA only.
+    """
+
+    def __init__(
+        self,
+        dataset: Callable[..., Any],
+        model: Callable[..., Any],
+        optimizer: Callable[..., Any],
+        inference: Callable[..., Any] = Reference,
+        seed: int = 0,
+        smoke: bool = False,
+        channels_last: bool | None = None,
+        *,
+        device: torch.device,
+        data_root: Path,
+    ) -> None:
+        self.seed, self.smoke, self.device = seed, smoke, device
+        torch.manual_seed(seed)
+        made = stand_in(dataset.__name__) if smoke else dataset(data_root)
+        self.dataset: Dataset = made.to(device)
+        self.model: nn.Module = model(self.dataset.shape, self.dataset.num_classes).to(device)
+        if channels_last or (channels_last is None and device.type == "cuda"):
+            self.model = self.model.to(memory_format=torch.channels_last)
+        self.inference: Inference = inference(self.model, _refusing(optimizer))
+
+    def trainer(
+        self, checkpoints: Checkpoints | None = None, collectors: Sequence[Collector] = (), **more: Any
+    ) -> Trainer:
+        """The loop over these parts, with the settings that gin has for it."""
+        trainer = Trainer(
+            self.model,
+            self.dataset,
+            self.inference,
+            seed=self.seed,
+            checkpoints=checkpoints,
+            collectors=collectors,
+            **more,
+        )
+        if self.smoke:
+            trainer.iterations = min(trainer.iterations, SMOKE_ITERATIONS)
+        return trainer
+
+    def identity(self) -> dict[str, Any]:
+        """What was run, for summaries and titles."""
+        return {
+            "method": self.inference.method,
+            "model": self.model.name,
+            "dataset": self.dataset.name,
+            "stand_in": self.dataset.stand_in,
+            "seed": self.seed,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+        }
+
+
+def _refusing(optimizer: Callable[..., Any]) -> Callable[..., Any]:
+    """The recipe, with torch's complaints about its settings as ours."""
+
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        try:
+            return optimizer(parameters)
+        except (ValueError, TypeError, RuntimeError) as error:
+            message = str(error).split("\n")[0]
+            raise BadInput(f"the optimizer {optimizer.__name__} cannot be built: {message}") from None
+
+    return build

@@ -1,0 +1,5 @@
+"""The parameters of a network as variables of a labelling problem."""
+
+from mrfquant.labelling.flat import FlatParameters
+
+__all__ = ["FlatParameters"]

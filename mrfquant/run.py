@@ -1,0 +1,181 @@
+"""python -m mrfquant.run: train and evaluate the network that a gin file describes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from mrfquant.command_line import StopRequest, guarded
+from mrfquant.errors import BadInput, RunFailed
+
+EPILOG = """examples:
+  python -m mrfquant.run --gin gin/ref_lenet300_digits.gin
+  python -m mrfquant.run --gin gin/ref_lenet300_digits.gin --set 'Trainer.iterations = 500' --seed 1
+  python -m mrfquant.run --resume runs/ref_lenet300_digits-seed0-20260101-120000
+
+exit status: 0 finished, 1 the run failed, 2 bad input, 128 + signal when stopped (the run can be resumed)"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    p = argparse.ArgumentParser(
+        prog="python -m mrfquant.run",
+        description="Train and evaluate the network that a gin file describes.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = p.add_mutually_exclusive_group(required=True)
+    what.add_argument("--gin", metavar="FILE", help="the configuration to run")
+    what.add_argument("--resume", metavar="RUN", type=Path, help="continue a run from its newest checkpoint")
+    p.add_argument(
+        "--set",
+        metavar="BINDING",
+        action="append",
+        default=[],
+        help="override one setting, as in gin: 'Name.parameter = value'; may be repeated",
+    )
+    p.add_argument("--seed", type=int, help="seed of initialisation and data order (default: the config's, or 0)")
+    p.add_argument("--smoke", action="store_true", help="20 iterations on stand-in data: does this config work here?")
+    p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
+    p.add_argument("--data", metavar="ROOT", help="data root (default: $MRFQUANT_DATA, or ~/.cache/mrfquant/data)")
+    p.add_argument("--out", metavar="DIR", type=Path, help="the run's folder (default: a new one under runs/)")
+    p.add_argument(
+        "--wandb",
+        choices=["online", "offline", "disabled"],
+        help="Weights & Biases (default: online with credentials, offline without)",
+    )
+    return p
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Build the experiment, train it, write and print its summary."""
+    # Imported here so that --help and a mistyped flag answer at once.
+    from mrfquant.config import Config
+    from mrfquant.data import data_root
+    from mrfquant.devices import choose_device
+    from mrfquant.experiment import Experiment
+    from mrfquant.run_folder import RunFolder, new_run_path
+    from mrfquant.training import Console, Interrupted, JsonLines
+
+    resumed = arguments.resume is not None
+    if resumed:
+        folder = RunFolder.open(arguments.resume)
+        if summary := folder.summary():
+            print(f"{folder.path} is finished: test top-1 {summary['test_top1']:.2f} %")
+            return 0
+        config = Config(folder.config)
+    else:
+        config = Config(arguments.gin, bindings(arguments))
+    with config.explaining():
+        experiment = Experiment(device=choose_device(arguments.device), data_root=data_root(arguments.data))
+        trainer = experiment.trainer()
+        config.refuse_unused()
+    if not resumed:
+        path = arguments.out or new_run_path(Path("runs"), config.file.stem, experiment.seed)
+        folder = RunFolder.create(path, config.text())
+    console = Console(folder.log)
+    try:
+        folder.write_environment(experiment.device)
+        folder.write_operative(config.operative())
+        introduce(console.say, experiment, trainer, folder)
+        if resumed:
+            go_on(console.say, trainer, folder)
+        trainer.checkpoints = folder.checkpoints
+        trainer.collectors = [console, JsonLines(folder.metrics), *wandb_collectors(arguments, experiment, folder)]
+        summary = None
+        try:
+            with StopRequest() as stop:
+                trainer.should_stop = stop
+                result = trainer.run()
+            summary = {**experiment.identity(), "iterations": trainer.iterations, **result}
+            summary |= {"seconds": trainer.seconds, "steps_per_second": trainer.iterations / trainer.seconds}
+            folder.write_summary(summary)
+        finally:
+            for collector in trainer.collectors:
+                collector.finish(summary)
+        conclude(console.say, summary, folder)
+        return 0
+    except Interrupted:
+        console.say(f"stopped at iteration {trainer.iteration:,}; go on with: {parser().prog} --resume {folder.path}")
+        return 128 + stop.signal
+    except (RunFailed, BadInput) as error:
+        console.say(f"the run did not finish: {error}")
+        raise
+    except OSError as error:
+        raise RunFailed(f"cannot write {error.filename or folder.path}: {error.strerror}") from None
+    finally:
+        console.close()
+
+
+def bindings(arguments: argparse.Namespace) -> list[str]:
+    """The overrides that the flags stand for; they are part of the run's own config.gin."""
+    extra = list(arguments.set)
+    if arguments.seed is not None:
+        extra.append(f"Experiment.seed = {arguments.seed}")
+    if arguments.smoke:
+        extra.append("Experiment.smoke = True")
+    return extra
+
+
+def wandb_collectors(arguments: argparse.Namespace, experiment: Any, folder: Any) -> list[Any]:
+    """The W&B collector, or none when it is disabled."""
+    from mrfquant.config import nested_settings
+    from mrfquant.training.wandb_collector import WandB, default_mode
+
+    mode = arguments.wandb or default_mode()
+    if mode == "disabled":
+        return []
+    identity = experiment.identity()
+    group = "-".join(identity[key] for key in ("method", "model", "dataset"))
+    tags = [identity["method"], identity["model"], identity["dataset"], *(["stand-in"] if experiment.smoke else [])]
+    return [WandB(folder.path, mode, folder.path.name, group, tags, {**identity, **nested_settings()})]
+
+
+def introduce(say: Any, experiment: Any, trainer: Any, folder: Any) -> None:
+    """Say what is about to run."""
+    who, data = experiment.identity(), experiment.dataset
+    if data.stand_in:
+        say(f"STAND-IN DATA of the shape of {who['dataset']}: shows that the config works, its figures mean nothing")
+    say(f"{who['method']}  {who['model']} on {who['dataset']}, seed {who['seed']}, on {experiment.device}")
+    say(
+        f"{who['parameters']:,} parameters; {len(data.train):,} training, {len(data.val):,} validation, "
+        f"{len(data.test):,} test images; {trainer.iterations:,} iterations"
+    )
+    say(f"folder {folder.path}")
+
+
+def go_on(say: Any, trainer: Any, folder: Any) -> None:
+    """Load the newest checkpoint that is whole."""
+    state = folder.checkpoints.newest(say)
+    if state is None:
+        say("no checkpoint yet: starting from the beginning")
+    else:
+        trainer.load_state_dict(state)
+        say(f"going on from iteration {trainer.iteration:,}")
+
+
+def conclude(say: Any, summary: dict[str, Any], folder: Any) -> None:
+    """Say how it ended."""
+    from mrfquant.training.collectors import duration
+
+    stand_in = " (STAND-IN DATA)" if summary["stand_in"] else ""
+    say("")
+    say(f"test top-1   {summary['test_top1']:.2f} %   top-5 {summary['test_top5']:.2f} %{stand_in}")
+    say(f"validation   {summary['best_val_top1']:.2f} % at iteration {summary['best_iteration']:,}, the best")
+    say(f"time         {duration(summary['seconds'])}, {summary['steps_per_second']:,.4g} steps/s")
+    say(f"results in   {folder.path}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point."""
+    p = parser()
+    arguments = p.parse_args(argv)
+    if arguments.resume and (arguments.set or arguments.seed is not None or arguments.smoke or arguments.out):
+        p.error("--resume continues a run as it was configured: it goes with --device, --data and --wandb only")
+    return guarded(run, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""A run's folder: who made it, from what, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mrfquant.errors import BadInput
+from mrfquant.files import write_json, write_text
+from mrfquant.training import Checkpoints
+
+PACKAGES = ("mrfquant", "torch", "torchvision", "numpy", "gin-config", "wandb")
+
+
+class RunFolder:
+    """The files of one run.
+
+    config.gin     as asked for, includes expanded
+    operative.gin  as used, defaults too
+    env.json       versions, device, git commit, command
+    metrics.jsonl  a record per line
+    log.txt        what the console said
+    checkpoints/   the last two states and the best model
+    summary.json   the results; written last, so a folder that has it is finished
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = Checkpoints(path / "checkpoints")
+        self.config = path / "config.gin"
+        self.metrics = path / "metrics.jsonl"
+        self.log = path / "log.txt"
+
+    @classmethod
+    def create(cls, path: Path, config: str) -> RunFolder:
+        """Make a new run folder at `path`, which must not hold anything yet."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise BadInput(f"{path} is there already: give another --out, or continue it with --resume {path}")
+        run = cls(path)
+        try:
+            write_text(run.config, config)
+        except OSError as error:
+            raise BadInput(f"cannot write to the output folder {path}: {error.strerror}; give another --out") from None
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The run that is already at `path`."""
+        run = cls(path)
+        if not run.config.is_file():
+            what = "has no config.gin" if path.is_dir() else "is not there"
+            raise BadInput(f"{path} is not a run, it {what}: give the folder of a run, as found under runs/")
+        return run
+
+    def summary(self) -> dict[str, Any] | None:
+        """The results of a finished run, or None."""
+        path = self.path / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Finish the run."""
+        write_json(self.path / "summary.json", summary)
+
+    def write_operative(self, config: str) -> None:
+        """Keep the configuration as used."""
+        write_text(self.path / "operative.gin", config)
+
+    def write_environment(self, device: torch.device) -> None:
+        """Note with what, where and how this process runs; a resumed run adds itself to the list."""
+        path = self.path / "env.json"
+        sessions = json.loads(path.read_text())["sessions"] if path.exists() else []
+        write_json(path, {"sessions": [*sessions, environment(device)]})
+
+
+def new_run_path(runs: Path, name: str, seed: int) -> Path:
+    """A path under `runs` that is free: name, seed, time."""
+    stem = f"{name}-seed{seed}-{datetime.now():%Y%m%d-%H%M%S}"
+    path, number = runs / stem, 2
+    while path.exists():
+        path, number = runs / f"{stem}-{number}", number + 1
+    return path
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, device, git commit, command."""
+    return {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": " ".join(sys.orig_argv),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
+        "git_commit": _git_commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the source, with '+' when it was changed since; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        ask = [["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]]
+        commit, changed = (
+            subprocess.run(c, cwd=here, capture_output=True, text=True, check=True, env={**os.environ}).stdout.strip()
+            for c in ask
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+" if changed else "")

@@ -1,0 +1,68 @@
+"""Schedules: pure functions of the iteration, so a resumed run needs no state to continue them."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from mrfquant.errors import BadSetting
+from mrfquant.settings import Count, NonNegative, Positive, configurable
+
+
+class Schedule(ABC):
+    """A number for every iteration k = 0, 1, ...; `budget` is how many iterations the run has."""
+
+    @abstractmethod
+    def __call__(self, k: int, budget: int) -> float:
+        """The value in force at iteration `k`."""
+
+
+@configurable
+class Constant(Schedule):
+    """The same value at every iteration."""
+
+    def __init__(self, value: float = 1.0) -> None:
+        self.value = float(value)
+
+    def __call__(self, k: int, budget: int) -> float:
+        return self.value
+
+
+@configurable
+class StepDecay(Schedule):
+    """Multiplied by `scale` every `interval` iterations, the first time after `interval` of them."""
+
+    def __init__(self, interval: Count, scale: Positive) -> None:
+        self.interval, self.scale = interval, scale
+
+    def __call__(self, k: int, budget: int) -> float:
+        return self.scale ** (k // self.interval)
+
+
+@configurable
+class MultiStepDecay(Schedule):
+    """Multiplied by `scale` when the iteration count reaches each of the `milestones`."""
+
+    def __init__(self, milestones: Sequence[int], scale: Positive) -> None:
+        if list(milestones) != sorted(set(milestones)) or min(milestones, default=0) <= 0:
+            raise BadSetting("MultiStepDecay.milestones", list(milestones), "increasing whole numbers above 0")
+        self.milestones, self.scale = list(milestones), scale
+
+    def __call__(self, k: int, budget: int) -> float:
+        return self.scale ** bisect_right(self.milestones, k)
+
+
+@configurable
+class CosineDecay(Schedule):
+    """From 1 to `final` along half a cosine over the budget, after a linear rise over `warmup` iterations."""
+
+    def __init__(self, final: NonNegative = 0.0, warmup: NonNegative = 0) -> None:
+        self.final, self.warmup = final, warmup
+
+    def __call__(self, k: int, budget: int) -> float:
+        if k < self.warmup:
+            return (k + 1) / self.warmup
+        done = (k - self.warmup) / max(1, budget - self.warmup)
+        return self.final + (1 - self.final) * (1 + math.cos(math.pi * min(1.0, done))) / 2

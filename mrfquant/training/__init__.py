@@ -1,0 +1,9 @@
+"""The training loop and what it needs: evaluation, checkpoints, collectors. It does not know which solver it runs."""
+
+from mrfquant.training.checkpoints import Checkpoints
+from mrfquant.training.collectors import Collector, Console, JsonLines
+from mrfquant.training.evaluation import evaluate
+from mrfquant.training.trainer import Interrupted, Trainer
+from mrfquant.training.wandb_collector import WandB
+
+__all__ = ["Checkpoints", "Collector", "Console", "Interrupted", "JsonLines", "Trainer", "WandB", "evaluate"]

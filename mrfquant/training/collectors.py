@@ -1,0 +1,156 @@
+"""Where the figures of a run go. A collector may print, write or send them; it never changes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from mrfquant.files import write_text
+
+Values = Mapping[str, float]
+
+
+class Collector:
+    """The interface: override what you need."""
+
+    def start(self, iteration: int, iterations: int) -> None:
+        """The loop starts at `iteration` (not 0 when the run was resumed) and will end at `iterations`."""
+
+    def step(self, iteration: int) -> None:
+        """An iteration is done. Called in the training loop: keep it cheap, touch no tensor."""
+
+    def record(self, iteration: int, values: Values) -> None:
+        """Figures as of `iteration`: loss, learning_rate, steps_per_second, val_top1, ..."""
+
+    def finish(self, summary: Mapping[str, Any] | None) -> None:
+        """The run has ended, with its summary, or with None when it was interrupted or failed."""
+
+
+class JsonLines(Collector):
+    """One JSON object a line, in the order recorded; a line is whole or, after a crash, the last and dropped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: TextIO | None = None
+
+    def start(self, iteration: int, iterations: int) -> None:
+        # A resumed run records again what came after its checkpoint.
+        kept = [json.dumps(r) + "\n" for r in read_records(self.path) if r["iteration"] <= iteration]
+        write_text(self.path, "".join(kept))
+        self._file = open(self.path, "a")  # noqa: SIM115 - stays open for the run
+
+    def record(self, iteration: int, values: Values) -> None:
+        self._file.write(json.dumps({"iteration": iteration, **values}) + "\n")
+        self._file.flush()
+
+    def finish(self, summary: Mapping[str, Any] | None) -> None:
+        if self._file:
+            self._file.close()
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSON-lines file, without a last line that a crash cut short."""
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+class Console(Collector):
+    """A live progress bar on a terminal, plain lines elsewhere; the lines also go to `log`, the run's log.txt."""
+
+    HEARTBEAT = 30.0  # seconds after which a plain log shows a sign of life
+
+    def __init__(self, log: Path, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stdout
+        self._log = open(log, "a")  # noqa: SIM115 - stays open for the run
+        self._bar: tqdm | None = None
+        self._shown: dict[str, float] = {}
+        self._spoke = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        if self._bar is not None:
+            self._bar.write(text, file=self.stream)
+        else:
+            print(text, file=self.stream, flush=True)
+        self._log.write(text + "\n")
+        self._log.flush()
+        self._spoke = time.monotonic()
+
+    def start(self, iteration: int, iterations: int) -> None:
+        self._iterations, self._first, self._started = iterations, iteration, time.monotonic()
+        if self.stream.isatty() and os.environ.get("TERM") != "dumb":
+            self._bar = tqdm(
+                initial=iteration,
+                total=iterations,
+                file=self.stream,
+                unit="step",
+                dynamic_ncols=True,
+                bar_format="{percentage:3.0f}% {bar:24} {n_fmt}/{total_fmt} {postfix} {rate_fmt} {remaining} left",
+            )
+
+    def step(self, iteration: int) -> None:
+        if self._bar is not None:
+            self._bar.update()
+        elif time.monotonic() - self._spoke > self.HEARTBEAT:
+            self.say(self._line(iteration, self._shown))
+
+    def record(self, iteration: int, values: Values) -> None:
+        self._shown.update(values)
+        if self._bar is not None:
+            self._bar.set_postfix_str(_figures(self._shown, ("loss", "val_top1", "learning_rate")), refresh=False)
+        if "val_top1" in values:
+            self.say(self._line(iteration, values))
+
+    def finish(self, summary: Mapping[str, Any] | None) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def close(self) -> None:
+        """Close the log file."""
+        self._log.close()
+
+    def _line(self, iteration: int, values: Values) -> str:
+        width = len(f"{self._iterations:,}")
+        line = f"{iteration:>{width},}/{self._iterations:,}  {_figures(values)}"
+        done = iteration - self._first
+        if done and iteration < self._iterations:
+            left = (time.monotonic() - self._started) / done * (self._iterations - iteration)
+            line += f"  {duration(left)} left"
+        return line
+
+
+FORMATS = {
+    "loss": "loss {:.4f}",
+    "val_top1": "val {:.2f} %",
+    "learning_rate": "lr {:.3g}",
+    "steps_per_second": "{:,.4g} steps/s",
+}
+
+
+def _figures(values: Values, names: tuple[str, ...] = tuple(FORMATS)) -> str:
+    return "  ".join(FORMATS[name].format(values[name]) for name in names if name in values)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: 0.8 s, 42 s, 3 min 20 s, 2 h 05 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,185 @@
+"""The training loop: iterations, evaluation of the rounded network, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mrfquant.data import Batches, Dataset
+from mrfquant.errors import RunFailed
+from mrfquant.inference import Inference
+from mrfquant.schedules import Constant, Schedule
+from mrfquant.settings import Count, Fraction, configurable
+from mrfquant.training.checkpoints import Checkpoints
+from mrfquant.training.collectors import Collector
+from mrfquant.training.evaluation import evaluate
+
+
+class Interrupted(Exception):
+    """The run was asked to stop and has saved its state."""
+
+
+@configurable(supplied=["model", "dataset", "inference", "seed", "checkpoints", "collectors", "should_stop"])
+class Trainer:
+    """Minimises the cross-entropy of `model` with `inference`; the best on validation is the result.
+
+    Args:
+        iterations: steps in all; nothing here counts epochs.
+        batch_size: images per step.
+        eval_interval: evaluate on validation and save a checkpoint every so many iterations.
+        log_interval: record the mean training loss every so many iterations (the loop's only other sync).
+        learning_rate: factor on the optimizer's learning rate, a function of the iteration.
+        precision: of forward and backward; 'auto' is bfloat16 autocast on CUDA and float32 elsewhere.
+        compile: run the network through torch.compile.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: Dataset,
+        inference: Inference,
+        *,
+        iterations: Count,
+        batch_size: Count = 100,
+        eval_interval: Count = 500,
+        log_interval: Count = 100,
+        learning_rate: Schedule | None = None,
+        label_smoothing: Fraction = 0.0,
+        precision: Literal["auto", "float32", "bfloat16"] = "auto",
+        compile: bool = False,
+        seed: int = 0,
+        checkpoints: Checkpoints | None = None,
+        collectors: Sequence[Collector] = (),
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.model, self.dataset, self.inference = model, dataset, inference
+        self.iterations, self.eval_interval, self.log_interval = iterations, eval_interval, log_interval
+        self.learning_rate = learning_rate or Constant(1.0)
+        self.label_smoothing = label_smoothing
+        self.checkpoints, self.collectors, self.should_stop = checkpoints, collectors, should_stop
+        self.device = dataset.train.images.device
+        self.batches = Batches(dataset.train, batch_size, dataset.mean, dataset.std, augment=dataset.augment, seed=seed)
+        low = precision == "bfloat16" or (precision == "auto" and self.device.type == "cuda")
+        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=low)
+        self.forward: Callable[[Tensor], Tensor] = torch.compile(model) if compile else model
+
+        self.iteration = 0
+        self.seconds = 0.0  # spent in the loop, by this process and those it resumes
+        self.best: dict[str, float] | None = None  # iteration and validation figures of the best model
+        self._best_state: dict[str, Any] | None = None  # kept here only when there is no folder for it
+        self._losses: list[Tensor] = []  # of the iterations since the last record
+
+    def run(self) -> dict[str, float]:
+        """Train from the present iteration to the last; returns the figures of the best model, tested."""
+        for collector in self.collectors:
+            collector.start(self.iteration, self.iterations)
+        self.model.train()
+        self._mark = (time.perf_counter(), self.iteration)
+        while self.iteration < self.iterations:
+            self._step()
+            for collector in self.collectors:
+                collector.step(self.iteration)
+            evaluate_now = self.iteration % self.eval_interval == 0 or self.iteration == self.iterations
+            if evaluate_now or self.iteration % self.log_interval == 0:
+                self._record(evaluate_now)
+            if self.should_stop() and self.iteration < self.iterations:
+                self._finite_losses()
+                self._save()
+                raise Interrupted
+        return self._test()
+
+    def _step(self) -> None:
+        images, labels = next(self.batches)
+        self.inference.scale_learning_rate(self.learning_rate(self.iteration, self.iterations))
+        with self.autocast:
+            loss = functional.cross_entropy(self.forward(images), labels, label_smoothing=self.label_smoothing)
+        loss.backward()
+        self.inference.step()
+        self._losses.append(loss.detach())
+        self.iteration += 1
+
+    def _record(self, evaluate_now: bool) -> None:
+        losses = self._finite_losses()
+        self._losses.clear()
+        now, (then, iteration) = time.perf_counter(), self._mark
+        values = {"loss": sum(losses) / len(losses), **self.inference.diagnostics()}
+        values["steps_per_second"] = (self.iteration - iteration) / (now - then)
+        if evaluate_now:
+            values |= self._validate()
+        for collector in self.collectors:
+            collector.record(self.iteration, values)
+        if evaluate_now:
+            self._save()
+        self.seconds += time.perf_counter() - then
+        self._mark = (time.perf_counter(), self.iteration)
+
+    def _finite_losses(self) -> list[float]:
+        """The losses since the last record, on the host; the run ends here if one of them is not a number."""
+        losses = torch.stack(self._losses).tolist() if self._losses else []
+        for index, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                kept = "the last good checkpoint is kept" if self.checkpoints else "nothing was saved"
+                iteration = self.iteration - len(losses) + index + 1
+                raise RunFailed(f"the loss became {loss} at iteration {iteration}: {kept}, try a lower learning rate")
+        return losses
+
+    def _validate(self) -> dict[str, float]:
+        with self.inference.rounded():
+            found = evaluate(self.model, self.dataset, self.dataset.val, forward=self.forward)
+            if self.best is None or found["top1"] > self.best["val_top1"]:
+                self.best = {"iteration": self.iteration, "val_top1": found["top1"]}
+                state = {**self.best, "model": self.model.state_dict()}
+                if self.checkpoints:
+                    self.checkpoints.save_best(self.iteration, state)
+                else:
+                    self._best_state = {n: t.clone() for n, t in state["model"].items()}
+        return {f"val_{name}": value for name, value in found.items()}
+
+    def _test(self) -> dict[str, float]:
+        """Load the best model into the network and test it."""
+        if self.checkpoints:
+            self._best_state = self.checkpoints.best(self.best["iteration"], self.device)["model"]
+        self.model.load_state_dict(self._best_state)
+        found = evaluate(self.model, self.dataset, self.dataset.test, forward=self.forward)
+        return {
+            "best_iteration": self.best["iteration"],
+            "best_val_top1": self.best["val_top1"],
+            "test_top1": found["top1"],
+            "test_top5": found["top5"],
+        }
+
+    def _save(self) -> None:
+        if self.checkpoints:
+            self.checkpoints.save(self.iteration, self.state_dict(), self.best and self.best["iteration"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the loop needs to go on as if it had never stopped."""
+        solved = self.inference.parameters.spans  # these are in the solver's own state
+        return {
+            "iteration": self.iteration,
+            "seconds": self.seconds,
+            "best": self.best,
+            "losses": [loss.item() for loss in self._losses],
+            "batches": self.batches.state_dict(),
+            "inference": self.inference.state_dict(),
+            "model": {n: t for n, t in self.model.state_dict().items() if n not in solved},
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state saved by a trainer of the same configuration."""
+        self.iteration, self.seconds, self.best = state["iteration"], state["seconds"], state["best"]
+        self._losses = [torch.tensor(loss, device=self.device) for loss in state["losses"]]
+        self.batches.load_state_dict(state["batches"])
+        self.inference.load_state_dict(state["inference"])
+        self.model.load_state_dict(state["model"], strict=False)
+        torch.set_rng_state(state["rng"])
+        if self.device.type == "cuda" and len(state["cuda_rng"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(state["cuda_rng"])

@@ -1,0 +1,58 @@
+"""Weights & Biases: the run's figures in its own W&B run, every file of it inside the run's folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from mrfquant.training.collectors import Collector, Values
+
+Mode = Literal["online", "offline", "disabled"]
+
+
+def default_mode() -> Mode:
+    """Online where W&B knows who you are, offline elsewhere: nothing ever prompts."""
+    if os.environ.get("WANDB_MODE") in ("online", "offline", "disabled"):
+        return os.environ["WANDB_MODE"]  # type: ignore[return-value]
+    if os.environ.get("WANDB_API_KEY"):
+        return "online"
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    return "online" if netrc.exists() and "api.wandb.ai" in netrc.read_text(errors="ignore") else "offline"
+
+
+class WandB(Collector):
+    """Starts a W&B run when training starts.
+
+    A resumed run starts a new W&B run in the same group and goes on counting iterations: W&B cannot resume offline,
+    and syncing two offline runs under one id erases the first one's curves.
+    """
+
+    def __init__(
+        self, folder: Path, mode: Mode, name: str, group: str, tags: Sequence[str], config: Mapping[str, Any]
+    ) -> None:
+        self.folder, self.mode = folder, mode
+        self.identity = {"name": name, "group": group, "tags": list(tags), "config": dict(config), "job_type": "train"}
+        self._run = None
+
+    def start(self, iteration: int, iterations: int) -> None:
+        for kind in ("DIR", "CACHE_DIR", "CONFIG_DIR", "DATA_DIR"):
+            os.environ[f"WANDB_{kind}"] = str(self.folder / "wandb" if kind != "DIR" else self.folder)
+        import wandb  # a second of start-up that a disabled collector does not pay
+
+        settings = wandb.Settings(silent=True, console="off", x_disable_meta=True, x_disable_stats=True)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "mrfquant"), mode=self.mode, settings=settings, **self.identity
+        )
+        self._run.define_metric("iteration")
+        self._run.define_metric("*", step_metric="iteration")
+
+    def record(self, iteration: int, values: Values) -> None:
+        self._run.log({"iteration": iteration, **values})
+
+    def finish(self, summary: Mapping[str, Any] | None) -> None:
+        if self._run is not None:
+            for key, value in (summary or {}).items():
+                self._run.summary[key] = value
+            self._run.finish(exit_code=0 if summary else 1)

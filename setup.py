@@ -1,0 +1,32 @@
+"""Packaging. Exact versions for development and CI are in constraints.txt."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+setup(
+    name="mrfquant",
+    version="0.1.0",
+    description="Quantizing neural networks by inference in Markov random fields",
+    long_description=Path("README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",
+    # The configs of gin/ travel in the wheel as mrfquant/configs.
+    packages=[*find_packages(include=["mrfquant", "mrfquant.*"]), "mrfquant.configs"],
+    package_dir={"mrfquant.configs": "gin"},
+    package_data={"mrfquant.configs": ["*.gin", "*/*.gin"]},
+    install_requires=[
+        "torch>=2.5",
+        "torchvision",
+        "numpy",
+        "scipy",
+        "networkx",
+        "scikit-learn",  # the embedded digits
+        "gin-config>=0.5",
+        "typeguard>=4",  # checks settings against the signatures of the parts
+        "tqdm",
+        "wandb>=0.18",
+    ],
+    extras_require={"test": ["pytest", "pytest-xdist", "hypothesis", "ruff"]},
+)
