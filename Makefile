@@ -16,7 +16,7 @@ run: .venv/installed
 test: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/python -m pytest -m "not slow"
+	.venv/bin/python -m pytest -n auto -m "not slow"
 
 test-slow: .venv/installed
 	.venv/bin/python -m pytest -m slow

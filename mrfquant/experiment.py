@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import gin
-import mrfquant.models  # noqa: F401 - registers the networks with gin
 import torch
 from torch import nn
 
+import mrfquant.models  # noqa: F401 - registers the networks with gin
 from mrfquant.data import Dataset, stand_in
 from mrfquant.errors import BadInput
 from mrfquant.inference import Inference, Reference

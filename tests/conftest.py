@@ -1,9 +1,8 @@
 """What all tests share: an empty gin configuration, one thread (tests may run side by side), no W&B."""
 
+import gin
 import pytest
 import torch
-
-import gin
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,8 @@
 """Mistakes in a gin file are told with their place; a binding that nothing reads is a mistake."""
 
+import gin
 import pytest
 
-import gin
 from mrfquant.config import Config, nested_settings
 from mrfquant.errors import BadInput
 from mrfquant.schedules import CosineDecay, StepDecay
@@ -20,13 +20,17 @@ def write(tmp_path):
     return write
 
 
+def read_and_use(path, bindings, use):
+    config = Config(path, bindings)
+    with config.explaining():
+        use()
+        config.refuse_unused()
+
+
 def refused(path, bindings=(), use=StepDecay):
     """The message that reading the file and using the part ends with."""
     with pytest.raises(BadInput) as error:
-        config = Config(path, bindings)
-        with config.explaining():
-            use()
-            config.refuse_unused()
+        read_and_use(path, bindings, use)
     assert "\n" not in str(error.value)
     return str(error.value)
 

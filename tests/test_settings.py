@@ -2,9 +2,9 @@
 
 from typing import Literal
 
+import gin
 import pytest
 
-import gin
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.settings import Count, Fraction, NonNegative, Positive, configurable
 
@@ -71,7 +71,7 @@ def test_what_the_framework_supplies_cannot_be_bound():
 
 
 def test_missing_settings_and_needless_parentheses_are_told():
-    with pytest.raises(BadInput, match="recipe.count is needed and not set"):
+    with pytest.raises(BadInput, match=r"recipe\.count is needed and not set"):
         recipe()
     with pytest.raises(BadInput, match="name it @Part, without parentheses"):
         Part()
