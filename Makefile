@@ -4,7 +4,7 @@
 # Everything is installed into .venv, once, from the versions pinned in constraints.txt.
 
 PYTHON ?= python3
-GIN ?= gin/ref_lenet300_digits.gin
+GIN ?= gin/pmf_lenet300_digits.gin
 ARGS ?=
 PIP := .venv/bin/python -m pip --disable-pip-version-check
 

@@ -14,6 +14,7 @@ import mrfquant.models  # noqa: F401 - registers the networks with gin
 from mrfquant.data import Dataset, stand_in
 from mrfquant.errors import BadInput
 from mrfquant.inference import Inference, Reference
+from mrfquant.labelling import Labelling
 from mrfquant.settings import configurable
 from mrfquant.training import Checkpoints, Collector, Trainer
 
@@ -36,7 +37,7 @@ class Experiment:
         dataset: called with the data root.
         model: called with the images' shape and the number of classes.
         optimizer: called with the list of tensors to drive.
-        inference: called with the network and the optimizer's recipe.
+        inference: called with the labelling of the network and the optimizer's recipe.
         seed: of initialisation, order of the data and augmentation.
         smoke: a few iterations on stand-in data of the data set's shape.
         channels_last: memory format of images and convolutions; None is yes on CUDA only.
@@ -62,7 +63,8 @@ class Experiment:
         self.model: nn.Module = model(self.dataset.shape, self.dataset.num_classes).to(device)
         if channels_last or (channels_last is None and device.type == "cuda"):
             self.model = self.model.to(memory_format=torch.channels_last)
-        self.inference: Inference = inference(self.model, _refusing(optimizer))
+        self.labelling = Labelling(self.model)
+        self.inference: Inference = inference(self.labelling, _refusing(optimizer))
 
     def trainer(
         self, checkpoints: Checkpoints | None = None, collectors: Sequence[Collector] = (), **more: Any
@@ -90,6 +92,8 @@ class Experiment:
             "stand_in": self.dataset.stand_in,
             "seed": self.seed,
             "parameters": sum(p.numel() for p in self.model.parameters()),
+            "labelled": len(self.labelling),
+            "bits": max((block.levels.bits for block in self.labelling.blocks), default=32),
         }
 
 

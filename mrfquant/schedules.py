@@ -66,3 +66,57 @@ class CosineDecay(Schedule):
             return (k + 1) / self.warmup
         done = (k - self.warmup) / max(1, budget - self.warmup)
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * min(1.0, done))) / 2
+
+
+@configurable
+class Geometric(Schedule):
+    """The paper's annealing: `start`, multiplied by `rho` every `interval` iterations, up to `cap`.
+
+    The first growth follows iteration 0, as in the authors' code, so the value at iteration k has grown
+    ceil(k / interval) times.
+    """
+
+    def __init__(self, rho: Positive, interval: Count = 100, cap: Positive = 1e4, start: Positive = 1.0) -> None:
+        self.rho, self.interval, self.cap, self.start = rho, interval, cap, start
+
+    def __call__(self, k: int, budget: int) -> float:
+        growth = -(-k // self.interval) * math.log(self.rho)  # as a logarithm: the power may not fit a float
+        return self.cap if growth >= math.log(self.cap / self.start) else self.start * math.exp(growth)
+
+
+class _Annealed(Schedule):
+    """From `start` to `end` over the budget, staying there."""
+
+    def __init__(self, end: Positive = 1e4, start: Positive = 1.0) -> None:
+        self.end, self.start = end, start
+
+    def __call__(self, k: int, budget: int) -> float:
+        return self.between(min(1.0, k / max(1, budget)))
+
+    @abstractmethod
+    def between(self, done: float) -> float:
+        """The value when the share `done` of the budget is used."""
+
+
+@configurable
+class GeometricTo(_Annealed):
+    """Grows by the same factor at every iteration."""
+
+    def between(self, done: float) -> float:
+        return self.start * (self.end / self.start) ** done
+
+
+@configurable
+class LinearTo(_Annealed):
+    """Grows by the same amount at every iteration."""
+
+    def between(self, done: float) -> float:
+        return self.start + (self.end - self.start) * done
+
+
+@configurable
+class CosineTo(_Annealed):
+    """Grows along half a cosine: slowly at both ends."""
+
+    def between(self, done: float) -> float:
+        return self.start + (self.end - self.start) * (1 - math.cos(math.pi * done)) / 2

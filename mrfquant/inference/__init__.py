@@ -1,6 +1,27 @@
-"""Solvers: each minimises an energy over the parameters of a network."""
+"""Solvers: each minimises an energy over the labels of a network's parameters."""
 
 from mrfquant.inference.base import Inference
+from mrfquant.inference.latent import BinaryConnect, LatentInference, ProxQuant
+from mrfquant.inference.mean_field import MeanField
+from mrfquant.inference.projected import (
+    MirrorDescent,
+    ProjectedInference,
+    ProximalICM,
+    ProximalMeanField,
+    SparsemaxPGD,
+)
 from mrfquant.inference.reference import Reference
 
-__all__ = ["Inference", "Reference"]
+__all__ = [
+    "BinaryConnect",
+    "Inference",
+    "LatentInference",
+    "MeanField",
+    "MirrorDescent",
+    "ProjectedInference",
+    "ProxQuant",
+    "ProximalICM",
+    "ProximalMeanField",
+    "Reference",
+    "SparsemaxPGD",
+]

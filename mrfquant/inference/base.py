@@ -8,42 +8,109 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mrfquant.labelling import FlatParameters
+from mrfquant.energies import Energy, FirstOrderTaylor
+from mrfquant.errors import BadInput
+from mrfquant.labelling import Block, Labelling
+from mrfquant.schedules import Constant, Schedule
 
 OptimizerRecipe = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
 class Inference(ABC):
-    """Minimises the loss of `model` over its parameters, one step per gradient.
+    """Minimises an energy over a labelling, one step per gradient of the loss:
 
         loss(model(x)).backward()
         inference.step()
 
-    A subclass writes `update` and, if what the network computes with while training is not the answer,
-    `rounded`. `method` names it in results.
+    A step turns the gradient into one on the solver's variables (`gradient`), lets the optimizer move them, and sets
+    the weights from where they are now (`project`). A subclass writes these two, the variables' start, and how they
+    are rounded; the base does the rest: annealing, free parameters, diagnostics, state.
+
+    Args:
+        labelling: the network's parameters.
+        optimizer: called with the list of tensors to drive: the variables of each block, then the free parameters.
+        beta: the inverse temperature as a function of the iteration.
+        energy: the model of the loss; first-order by default.
+
+    Attributes:
+        variables: one tensor per block. iteration: steps done. budget: steps there will be in all, for schedules that
+        end with the run; the trainer sets it.
     """
 
-    method: str
+    method: str  # the name in results
+    needs_levels = True
+    relaxed = True  # whether the network computes with other weights than the rounded ones while training
 
-    def __init__(self, model: nn.Module, optimizer: OptimizerRecipe) -> None:
-        self.parameters = FlatParameters({n: p for n, p in model.named_parameters() if p.requires_grad})
-        self.optimizer = optimizer(self.variables())
+    def __init__(
+        self,
+        labelling: Labelling,
+        optimizer: OptimizerRecipe,
+        beta: Schedule | None = None,
+        energy: Energy | None = None,
+    ) -> None:
+        if not labelling.blocks and self.needs_levels:
+            raise BadInput(f"{type(self).__name__} needs levels to choose from: set Labelling.levels, as in [-1, 1]")
+        self.labelling, self.energy = labelling, energy or FirstOrderTaylor()
+        self.schedule = beta or Constant(1.0)
+        self.iteration, self.budget = 0, 1
+        self.variables = [self.start(block, lambda b=block: self._draw(b)) for block in labelling.blocks]
+        labelling.free.w.grad = labelling.free.g
+        self.optimizer = optimizer(self.variables + ([labelling.free.w] if len(labelling.free) else []))
         self._initial_rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.project_all()
+        self._looked = [self.labels(*pair).to("cpu", torch.uint8) for pair in self.pairs()]
 
     @abstractmethod
-    def variables(self) -> list[Tensor]:
-        """What the optimizer drives."""
+    def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
+        """The block's variables at the start; `draw` gives random initial weights (m,), new ones at each call."""
 
     @abstractmethod
-    def update(self) -> None:
-        """Turn the gradient `parameters.g` into new weights `parameters.w`."""
+    def gradient(self, block: Block, x: Tensor) -> Tensor | None:
+        """The gradient for the optimizer to move the variables x along; None leaves x alone. `block.g` is yours."""
 
+    @abstractmethod
+    def project(self, block: Block, x: Tensor) -> None:
+        """Bring x back to where it is allowed, in place, and write the block's weights."""
+
+    @abstractmethod
+    def labels(self, block: Block, x: Tensor) -> Tensor:
+        """The label that each variable would be rounded to: int32 (m,)."""
+
+    def restore(self, block: Block, x: Tensor) -> None:  # noqa: B027 - most solvers have nothing to do
+        """Rebuild what the solver keeps besides x and the weights, when both were just loaded."""
+
+    def marginals(self, block: Block, x: Tensor) -> Tensor | None:
+        """The present u in the block's form, or None for a solver that has none."""
+        return None
+
+    def pairs(self) -> Iterator[tuple[Block, Tensor]]:
+        """Every block with its variables."""
+        return zip(self.labelling.blocks, self.variables, strict=True)
+
+    @property
+    def beta(self) -> float:
+        """The inverse temperature in force."""
+        return self.schedule(self.iteration, self.budget)
+
+    @torch.no_grad()
     def step(self) -> None:
         """One update from the gradient that backward has left; the gradient is cleared."""
-        self.update()
-        self.parameters.g.zero_()
+        for block, x in self.pairs():
+            x.grad = self.gradient(block, x)
+        self.optimizer.step()
+        for x in self.variables:
+            x.grad = None  # it may lie in a place that `project` writes to
+        self.iteration += 1
+        self.project_all()
+        self.labelling.zero_gradient()
+
+    @torch.no_grad()
+    def project_all(self) -> None:
+        """Set the network's weights from the variables."""
+        for block, x in self.pairs():
+            self.project(block, x)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Set every learning rate to `factor` times what the optimizer was made with."""
@@ -52,18 +119,86 @@ class Inference(ABC):
 
     @contextmanager
     def rounded(self) -> Iterator[None]:
-        """Within the block the network computes with the answer: each labelled weight on a level."""
-        yield
+        """Within the block the network computes with the answer: each labelled weight exactly on a level."""
+        with self._weights([self.labels(*pair) for pair in self.pairs()]):
+            yield
 
+    @contextmanager
+    def sampled(self, generator: torch.Generator | None = None) -> Iterator[None]:
+        """Within the block the network computes with labels drawn from u."""
+        us = [self.marginals(*pair) for pair in self.pairs()]
+        if any(u is None for u in us):
+            raise BadInput(f"{type(self).__name__} has no distribution over labels to sample from")
+        with self._weights([b.sample(u, generator) for b, u in zip(self.labelling.blocks, us, strict=True)]):
+            yield
+
+    @contextmanager
+    def _weights(self, labels: list[Tensor]) -> Iterator[None]:
+        kept = self.labelling.labelled.w.clone()
+        with torch.no_grad():
+            for block, chosen in zip(self.labelling.blocks, labels, strict=True):
+                block.write_labels(chosen)
+        try:
+            yield
+        finally:
+            self.labelling.labelled.w.copy_(kept)
+
+    def settings(self) -> dict[str, float]:
+        """What is in force now, known without touching a tensor."""
+        rate = {"learning_rate": self.optimizer.param_groups[0]["lr"]}
+        return rate if not self.labelling.blocks else {**rate, "beta": self.beta}
+
+    @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
-        """Figures about the present state, for the collectors."""
-        return {"learning_rate": self.optimizer.param_groups[0]["lr"]}
+        """The state of the labels: the share that changed since the last look; if there is a u, its mean entropy in
+        bits per weight and the share of weights it has decided."""
+        m = len(self.labelling)
+        if not m:
+            return {}
+        figures = {}
+        labels = [self.labels(*pair).to("cpu", torch.uint8) for pair in self.pairs()]
+        figures["flips"] = sum((a != b).sum().item() for a, b in zip(labels, self._looked, strict=True)) / m
+        self._looked = labels
+        us = [(block, self.marginals(block, x)) for block, x in self.pairs()]
+        if all(u is not None for _, u in us):
+            figures["entropy"] = sum(block.entropy(u).sum(dtype=torch.float64).item() for block, u in us) / m
+            figures["decided"] = sum(block.decided(u).sum().item() for block, u in us) / m
+        return figures
+
+    @torch.no_grad()
+    def layer_entropy(self) -> dict[str, float]:
+        """Mean entropy of u in bits per weight for every labelled parameter; nothing for a solver without u."""
+        found = {}
+        if any(self.marginals(*pair) is None for pair in self.pairs()):
+            return found
+        entropies = {block.start: block.entropy(self.marginals(block, x)) for block, x in self.pairs()}
+        for name, (first, last) in self.labelling.labelled.spans.items():
+            start = self.labelling.block_of(name).start
+            found[name] = entropies[start][first - start : last - start].mean().item()
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a later `load_state_dict` needs to go on as if nothing had happened."""
-        return {"w": self.parameters.w, "optimizer": self.optimizer.state_dict()}
+        return {
+            "iteration": self.iteration,
+            "variables": self.variables,
+            "w": self.labelling.labelled.w,
+            "free": self.labelling.free.w,
+            "optimizer": self.optimizer.state_dict(),
+            "looked": self._looked,
+        }
 
+    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of the same solver on the same network."""
-        self.parameters.w.copy_(state["w"])
+        """Go on from a state of the same solver on the same labelling."""
+        self.iteration, self._looked = state["iteration"], state["looked"]
+        for x, saved in zip(self.variables, state["variables"], strict=True):
+            x.copy_(saved)
+        self.labelling.labelled.w.copy_(state["w"])
+        self.labelling.free.w.copy_(state["free"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for block, x in self.pairs():
+            self.restore(block, x)
+
+    def _draw(self, block: Block) -> Tensor:
+        return self.labelling.initial_weights()[block.start : block.start + block.m]

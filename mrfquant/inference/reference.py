@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
-from mrfquant.inference.base import Inference
+from mrfquant.errors import BadInput
+from mrfquant.inference.base import Inference, OptimizerRecipe
+from mrfquant.labelling import Block, Labelling
 from mrfquant.settings import configurable
 
 
-@configurable(supplied=["model", "optimizer"])
+@configurable(supplied=["labelling", "optimizer"])
 class Reference(Inference):
-    """Gradient descent on the weights themselves."""
+    """Gradient descent on the weights: all parameters are free, none is labelled."""
 
     method = "REF"
+    needs_levels = False
+    relaxed = False
 
-    def variables(self) -> list[Tensor]:
-        self.parameters.w.grad = self.parameters.g
-        return [self.parameters.w]
+    def __init__(self, labelling: Labelling, optimizer: OptimizerRecipe) -> None:
+        if labelling.blocks:
+            raise BadInput("Reference trains in floating point: remove Labelling.levels, or choose another inference")
+        super().__init__(labelling, optimizer)
 
-    def update(self) -> None:
-        self.optimizer.step()
+    def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
+        raise AssertionError("a labelling without levels has no blocks")
+
+    gradient = project = labels = start

@@ -1,5 +1,8 @@
 """The parameters of a network as variables of a labelling problem."""
 
+from mrfquant.labelling.block import Block
 from mrfquant.labelling.flat import FlatParameters
+from mrfquant.labelling.labelling import Labelling
+from mrfquant.labelling.levels import LevelSet, uniform
 
-__all__ = ["FlatParameters"]
+__all__ = ["Block", "FlatParameters", "Labelling", "LevelSet", "uniform"]

@@ -109,7 +109,9 @@ class Console(Collector):
     def record(self, iteration: int, values: Values) -> None:
         self._shown.update(values)
         if self._bar is not None:
-            self._bar.set_postfix_str(_figures(self._shown, ("loss", "val_top1", "learning_rate")), refresh=False)
+            self._bar.set_postfix_str(
+                _figures(self._shown, ("loss", "val_top1", "entropy", "learning_rate", "beta")), refresh=False
+            )
         if "val_top1" in values:
             self.say(self._line(iteration, values))
 
@@ -135,7 +137,9 @@ class Console(Collector):
 FORMATS = {
     "loss": "loss {:.4f}",
     "val_top1": "val {:.2f} %",
+    "entropy": "entropy {:.3f} bits",
     "learning_rate": "lr {:.3g}",
+    "beta": "beta {:.4g}",
     "steps_per_second": "{:,.4g} steps/s",
 }
 

@@ -37,6 +37,7 @@ class Trainer:
         learning_rate: factor on the optimizer's learning rate, a function of the iteration.
         precision: of forward and backward; 'auto' is bfloat16 autocast on CUDA and float32 elsewhere.
         compile: run the network through torch.compile.
+        per_layer: record the entropy of every labelled parameter at each evaluation, too.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Trainer:
         label_smoothing: Fraction = 0.0,
         precision: Literal["auto", "float32", "bfloat16"] = "auto",
         compile: bool = False,
+        per_layer: bool = False,
         seed: int = 0,
         checkpoints: Checkpoints | None = None,
         collectors: Sequence[Collector] = (),
@@ -61,7 +63,7 @@ class Trainer:
         self.model, self.dataset, self.inference = model, dataset, inference
         self.iterations, self.eval_interval, self.log_interval = iterations, eval_interval, log_interval
         self.learning_rate = learning_rate or Constant(1.0)
-        self.label_smoothing = label_smoothing
+        self.label_smoothing, self.per_layer = label_smoothing, per_layer
         self.checkpoints, self.collectors, self.should_stop = checkpoints, collectors, should_stop
         self.device = dataset.train.images.device
         self.batches = Batches(dataset.train, batch_size, dataset.mean, dataset.std, augment=dataset.augment, seed=seed)
@@ -77,6 +79,7 @@ class Trainer:
 
     def run(self) -> dict[str, float]:
         """Train from the present iteration to the last; returns the figures of the best model, tested."""
+        self.inference.budget = self.iterations
         for collector in self.collectors:
             collector.start(self.iteration, self.iterations)
         self.model.train()
@@ -108,10 +111,12 @@ class Trainer:
         losses = self._finite_losses()
         self._losses.clear()
         now, (then, iteration) = time.perf_counter(), self._mark
-        values = {"loss": sum(losses) / len(losses), **self.inference.diagnostics()}
+        values = {"loss": sum(losses) / len(losses), **self.inference.settings()}
         values["steps_per_second"] = (self.iteration - iteration) / (now - then)
         if evaluate_now:
-            values |= self._validate()
+            values |= self._validate() | self.inference.diagnostics()
+            if self.per_layer:
+                values |= {f"entropy/{name}": bits for name, bits in self.inference.layer_entropy().items()}
         for collector in self.collectors:
             collector.record(self.iteration, values)
         if evaluate_now:
@@ -130,6 +135,10 @@ class Trainer:
         return losses
 
     def _validate(self) -> dict[str, float]:
+        figures = {}
+        if self.inference.relaxed:
+            relaxed = evaluate(self.model, self.dataset, self.dataset.val, forward=self.forward)
+            figures["relaxed_val_top1"] = relaxed["top1"]
         with self.inference.rounded():
             found = evaluate(self.model, self.dataset, self.dataset.val, forward=self.forward)
             if self.best is None or found["top1"] > self.best["val_top1"]:
@@ -139,12 +148,13 @@ class Trainer:
                     self.checkpoints.save_best(self.iteration, state)
                 else:
                     self._best_state = {n: t.clone() for n, t in state["model"].items()}
-        return {f"val_{name}": value for name, value in found.items()}
+        return {f"val_{name}": value for name, value in found.items()} | figures
 
     def _test(self) -> dict[str, float]:
         """Load the best model into the network and test it."""
         if self.checkpoints:
             self._best_state = self.checkpoints.best(self.best["iteration"], self.device)["model"]
+        self.inference.labelling.refuse_off_levels(self._best_state)
         self.model.load_state_dict(self._best_state)
         found = evaluate(self.model, self.dataset, self.dataset.test, forward=self.forward)
         return {
@@ -160,7 +170,8 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the loop needs to go on as if it had never stopped."""
-        solved = self.inference.parameters.spans  # these are in the solver's own state
+        labelling = self.inference.labelling
+        solved = {*labelling.labelled.spans, *labelling.free.spans}  # these are in the solver's own state
         return {
             "iteration": self.iteration,
             "seconds": self.seconds,

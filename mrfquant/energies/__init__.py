@@ -1,0 +1,6 @@
+"""Energies: models of the expected loss around a labelling."""
+
+from mrfquant.energies.base import Energy
+from mrfquant.energies.taylor import FirstOrderTaylor
+
+__all__ = ["Energy", "FirstOrderTaylor"]

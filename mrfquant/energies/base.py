@@ -1,0 +1,34 @@
+"""The interface of an energy."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from mrfquant.labelling import Block
+from mrfquant.projections import Projection
+
+
+class Energy(ABC):
+    """E^k(u): a model of the expected loss around the present labelling, block by block.
+
+    It reads what the block holds at step k, the weights w^k and the gradient g^k that backward left there. A subclass
+    writes `value` and `gradient`, in the forms of `mrfquant.projections`.
+    """
+
+    @abstractmethod
+    def value(self, block: Block, u: Tensor) -> Tensor:
+        """E^k(u), a scalar, up to a constant that does not depend on u."""
+
+    @abstractmethod
+    def gradient(self, block: Block, u: Tensor) -> Tensor:
+        """The gradient of E^k with respect to u: planes (d, m), or a pair's half difference (m,); a new tensor."""
+
+    def pull_back(self, block: Block, u: Tensor, aux: Tensor, beta: float, projection: Projection) -> Tensor:
+        """The gradient of E^k(P(beta ũ)) with respect to ũ, at u = P(beta ũ).
+
+        It ends a step: `block.g` and, for planes, u may be overwritten.
+        """
+        vjp = projection.pair_vjp if block.is_pair else projection.planes_vjp
+        return vjp(u, self.gradient(block, u), beta, aux)

@@ -1,0 +1,97 @@
+"""Baselines that keep a latent weight for each weight instead of a distribution: BinaryConnect and ProxQuant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mrfquant.inference.base import Inference, OptimizerRecipe
+from mrfquant.labelling import Block, Labelling
+from mrfquant.settings import Count, Fraction, Positive, configurable
+
+
+class LatentInference(Inference):
+    """Variables are latent weights (m,), in units of the levels (before scales); they round to the nearest level."""
+
+    def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
+        return draw().clone()
+
+    def gradient(self, block: Block, x: Tensor) -> Tensor | None:
+        """The loss's own, straight through whatever makes the weights of the latent ones."""
+        return block.g if block.scale is None else block.g.mul_(block.scale)
+
+    def labels(self, block: Block, x: Tensor) -> Tensor:
+        return block.nearest(x)
+
+    @staticmethod
+    def clip(block: Block, x: Tensor) -> None:
+        """Keep the latent weights within the range of the levels."""
+        x.clamp_(block.levels.values[0], block.levels.values[-1])
+
+
+@configurable(supplied=["labelling", "optimizer"])
+class BinaryConnect(LatentInference):
+    """BC: the network computes with the rounded weights, the latent ones are clipped (Courbariaux et al., 2015)."""
+
+    method = "BC"
+    relaxed = False
+
+    def __init__(self, labelling: Labelling, optimizer: OptimizerRecipe) -> None:
+        super().__init__(labelling, optimizer)
+
+    def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
+        x = super().start(block, draw)
+        if block.d > 2:  # small weights would all round to the same level: spread them over all of them
+            x = block.levels.middle + x * (block.levels.half_gap / x.abs().max())
+        return x
+
+    def project(self, block: Block, x: Tensor) -> None:
+        self.clip(block, x)
+        block.write_labels(block.nearest(x))
+
+
+@configurable(supplied=["labelling", "optimizer"])
+class ProxQuant(LatentInference):
+    """PQ: after every step each weight is drawn towards its nearest level, ever further (Bai et al., 2019).
+
+    The proximal operator of the W-shaped regulariser moves a weight by at most reg_rate times the number of epochs
+    done and never past its level. After the share `freeze` of the budget the weights are rounded and stay; what is not
+    labelled, batch-norm statistics among it, goes on adapting.
+
+    Args:
+        reg_rate: growth of the largest move per epoch, in units of the levels.
+        epoch: iterations that count as an epoch.
+    """
+
+    method = "PQ"
+
+    def __init__(
+        self,
+        labelling: Labelling,
+        optimizer: OptimizerRecipe,
+        reg_rate: Positive = 1e-4,
+        epoch: Count = 500,
+        freeze: Fraction = 0.9,
+    ) -> None:
+        self.reg_rate, self.epoch, self.freeze = reg_rate, epoch, freeze
+        super().__init__(labelling, optimizer)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the weights have been rounded for good."""
+        return self.iteration >= self.freeze * self.budget and self.iteration > 0
+
+    def gradient(self, block: Block, x: Tensor) -> Tensor | None:
+        return None if self.frozen else super().gradient(block, x)
+
+    def project(self, block: Block, x: Tensor) -> None:
+        self.clip(block, x)
+        nearest = torch.index_select(block.q, 0, block.nearest(x))
+        if self.frozen:
+            x.copy_(nearest)
+        else:
+            reach = self.reg_rate * (self.iteration // self.epoch)
+            x.add_((nearest - x).clamp_(-reach, reach))
+        block.w.copy_(x if block.scale is None else x * block.scale)

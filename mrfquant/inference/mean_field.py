@@ -1,0 +1,53 @@
+"""MF: mean-field without a proximal term, a fixed-point iteration on the current energy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from torch import Tensor
+
+from mrfquant.energies import Energy
+from mrfquant.inference.base import OptimizerRecipe
+from mrfquant.inference.projected import ProjectedInference
+from mrfquant.labelling import Block, Labelling
+from mrfquant.projections import Softmax
+from mrfquant.schedules import Schedule
+from mrfquant.settings import Check, configurable
+
+Damping = Annotated[float, Check(lambda v: 0 <= v < 1, "a number from 0 up to but not 1")]
+
+
+@configurable(supplied=["labelling", "optimizer"])
+class MeanField(ProjectedInference):
+    """u = softmax(-beta ∇E(u)): where this holds, u minimises E(u) - H(u) / beta to first order.
+
+    The variables are the natural parameters θ of u = softmax(beta θ), and a step is the damped iteration
+
+        θ <- damping θ - (1 - damping) ∇E^k(u).
+
+    Without damping nothing of the past remains. On a fixed energy a little of it makes the iteration converge; under
+    mini-batch gradients it has to average over many of them, as natural-gradient methods do, so it should be close to
+    1, and beta of the order of the number of training images. The optimizer drives the free parameters only.
+    """
+
+    method = "MF"
+
+    def __init__(
+        self,
+        labelling: Labelling,
+        optimizer: OptimizerRecipe,
+        beta: Schedule | None = None,
+        energy: Energy | None = None,
+        damping: Damping = 0.999,
+    ) -> None:
+        self.damping = damping
+        super().__init__(labelling, optimizer, Softmax(), beta, energy)
+
+    def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
+        # Scaled so that the first u is as undecided as the other solvers' is at beta = 1.
+        return super().start(block, draw).div_(self.beta)
+
+    def gradient(self, block: Block, x: Tensor) -> None:
+        g = self.energy.gradient(block, self.marginals(block, x))
+        x.mul_(self.damping).sub_(g if block.is_pair else g.sub_(g.mean(0)), alpha=1 - self.damping)

@@ -1,0 +1,173 @@
+"""Gradient descent on auxiliary variables that a projection takes to the simplex: PMF, PICM, PGD and mirror descent.
+
+All of them take the step of Theorem 3.1's form,
+
+    u^{k+1} = argmin over u in the simplexes of  eta E^k(u) - <u^k, u> - H(u) / beta
+
+with a projection in the place of the argmin: softmax for the entropy H, sparsemax for the squared norm, hardmax for
+neither. What is descended is either E(P(beta ũ)) on stored auxiliary variables ũ (Algorithm 1) or E itself on u, which
+is projected right after each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mrfquant.energies import Energy
+from mrfquant.inference.base import Inference, OptimizerRecipe
+from mrfquant.labelling import Block, Labelling
+from mrfquant.projections import Hardmax, Jacobian, Projection, Softmax, Sparsemax
+from mrfquant.schedules import Geometric, Schedule
+from mrfquant.settings import configurable
+
+
+class ProjectedInference(Inference):
+    """The step that the solvers below share; each of them is a projection."""
+
+    def __init__(
+        self,
+        labelling: Labelling,
+        optimizer: OptimizerRecipe,
+        projection: Projection,
+        beta: Schedule | None = None,
+        energy: Energy | None = None,
+        auxiliary: bool = True,
+    ) -> None:
+        self.projection, self.auxiliary = projection, auxiliary
+        # u of every block that is kept as planes; a pair's u can be read off the weights. The gradient is built in its
+        # place, since u is not needed any more once the gradient is known.
+        self._planes = {b.start: b.variables() for b in labelling.blocks if not b.is_pair}
+        super().__init__(labelling, optimizer, beta, energy)
+
+    def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
+        aux = draw() if block.is_pair else torch.stack([draw() for _ in range(block.d)])
+        return aux if self.auxiliary else self._in_aux_form(block, self._project(block, aux))
+
+    def gradient(self, block: Block, x: Tensor) -> Tensor:
+        u = self.marginals(block, x)
+        if self.auxiliary:
+            return self.energy.pull_back(block, u, x, self.beta, self.projection)
+        g = self.energy.gradient(block, u)
+        return g if block.is_pair else g.sub_(g.mean(0))
+
+    def project(self, block: Block, x: Tensor) -> None:
+        u = self._project(block, x)
+        if not self.auxiliary:
+            x.copy_(self._in_aux_form(block, u))
+        block.write(u)  # comes last: a pair's u lies where the weights go
+
+    def labels(self, block: Block, x: Tensor) -> Tensor:
+        return block.likeliest(x)
+
+    def restore(self, block: Block, x: Tensor) -> None:
+        if not block.is_pair:
+            u = x if not self.auxiliary else self.projection.planes(x, self.beta)
+            self._planes[block.start].copy_(u)
+
+    def marginals(self, block: Block, x: Tensor) -> Tensor:
+        return block.pair_of_weights() if block.is_pair else self._planes[block.start]
+
+    def _project(self, block: Block, x: Tensor) -> Tensor:
+        if block.is_pair:
+            return self.projection.pair(x, self.beta, out=block.w)
+        return self.projection.planes(x, self.beta, out=self._planes[block.start])
+
+    @staticmethod
+    def _in_aux_form(block: Block, u: Tensor) -> Tensor:
+        """u where auxiliary variables are expected: ã = (u_2 - u_1) / 2 is half of t."""
+        return u / 2 if block.is_pair else u.clone()
+
+
+@configurable(supplied=["labelling", "optimizer"])
+class ProximalMeanField(ProjectedInference):
+    """PMF: the softmax projection with annealed beta (Algorithm 1, Theorem 3.1).
+
+    Args:
+        jacobian: of softmax, see `mrfquant.projections.Softmax`.
+        auxiliary: keep auxiliary variables (Algorithm 1), or update u itself by Theorem 3.1.
+    """
+
+    method = "PMF"
+
+    def __init__(
+        self,
+        labelling: Labelling,
+        optimizer: OptimizerRecipe,
+        beta: Schedule | None = None,
+        energy: Energy | None = None,
+        jacobian: Jacobian = "reference",
+        auxiliary: bool = True,
+    ) -> None:
+        super().__init__(labelling, optimizer, Softmax(jacobian), beta or Geometric(rho=1.02), energy, auxiliary)
+        if not auxiliary:
+            self.method = "PMF without auxiliary"
+
+
+@configurable(supplied=["labelling", "optimizer"])
+class SparsemaxPGD(ProjectedInference):
+    """PGD: the Euclidean projection, sparsemax, with annealed beta."""
+
+    method = "PGD"
+
+    def __init__(
+        self,
+        labelling: Labelling,
+        optimizer: OptimizerRecipe,
+        beta: Schedule | None = None,
+        energy: Energy | None = None,
+        auxiliary: bool = True,
+    ) -> None:
+        super().__init__(labelling, optimizer, Sparsemax(), beta or Geometric(rho=1.01), energy, auxiliary)
+
+
+@configurable(supplied=["labelling", "optimizer"])
+class ProximalICM(ProjectedInference):
+    """PICM: the hardmax projection, PMF's limit for large beta; for the levels -1, 1 it is BinaryConnect (Prop. 3.2).
+
+    Args:
+        clip: keep the auxiliary variables in the simplex, as BinaryConnect keeps its latent weights within the levels
+            (appendix B); without it, variables whose label leads by more than 1 get no gradient any more.
+    """
+
+    method = "PICM"
+    relaxed = False
+
+    def __init__(
+        self, labelling: Labelling, optimizer: OptimizerRecipe, energy: Energy | None = None, clip: bool = True
+    ) -> None:
+        self.clip = clip
+        super().__init__(labelling, optimizer, Hardmax(), energy=energy)
+
+    def project(self, block: Block, x: Tensor) -> None:
+        if self.clip and block.is_pair:
+            x.clamp_(-0.5, 0.5)
+        elif self.clip:
+            Sparsemax().planes(x, 1.0, out=x)
+        super().project(block, x)
+
+
+@configurable(supplied=["labelling", "optimizer"])
+class MirrorDescent(ProjectedInference):
+    """MD: the dual form of mirror descent, ũ <- ũ - eta g, u = softmax(beta ũ) (Ajanthan et al., 2021, MD-tanh-S).
+
+    The dual variables are stored and never computed back from u, which is what keeps it stable at large beta.
+    """
+
+    method = "MD"
+
+    def __init__(
+        self,
+        labelling: Labelling,
+        optimizer: OptimizerRecipe,
+        beta: Schedule | None = None,
+        energy: Energy | None = None,
+    ) -> None:
+        projection = Softmax("straight_through")
+        super().__init__(labelling, optimizer, projection, beta or Geometric(rho=1.02), energy)
+
+    def gradient(self, block: Block, x: Tensor) -> Tensor:
+        # The mirror map's gradient is that of E with respect to u: beta enters the projection only.
+        return self.energy.pull_back(block, self.marginals(block, x), x, 1.0, self.projection)

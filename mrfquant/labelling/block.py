@@ -1,0 +1,111 @@
+"""A block: the variables of a labelling that share one level set, and what can be said about them.
+
+u is kept in one of the two forms of `mrfquant.projections`: planes (d, m), or for two levels the pair form t (m,).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mrfquant.labelling.levels import LevelSet
+
+
+@dataclass
+class Block:
+    """m variables with d labels each; `w` and `g` are views of the labelling's vectors.
+
+    Attributes:
+        levels: the d levels.
+        start: where the block begins in the labelling's vectors.
+        w: (m,) the weights that the network computes with.
+        g: (m,) the gradient of the loss with respect to them.
+        scale: (m,) the positive number that multiplies the levels of each weight, or None for 1.
+    """
+
+    levels: LevelSet
+    start: int
+    w: Tensor
+    g: Tensor
+    scale: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.q = torch.tensor(self.levels.values, dtype=self.w.dtype, device=self.w.device)
+        self.centred_q = (self.q - self.q.mean())[:, None]
+
+    @property
+    def m(self) -> int:
+        """Number of variables."""
+        return len(self.w)
+
+    @property
+    def d(self) -> int:
+        """Number of labels."""
+        return len(self.levels)
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether u is kept in the pair form."""
+        return self.d == 2
+
+    def variables(self) -> Tensor:
+        """An uninitialised tensor of the form that auxiliary variables and u have here."""
+        return torch.empty_like(self.w) if self.is_pair else self.w.new_empty(self.d, self.m)
+
+    def write(self, u: Tensor) -> None:
+        """Set the weights to their expectation w = u q."""
+        if not self.is_pair:
+            torch.mv(u.t(), self.q, out=self.w)
+        elif self.levels.values == (-1.0, 1.0):
+            self.w.copy_(u)  # does nothing when u is w itself
+        else:
+            torch.add(self.levels.middle, u, alpha=self.levels.half_gap, out=self.w)
+        if self.scale is not None:
+            self.w.mul_(self.scale)
+
+    def unscaled_weights(self) -> Tensor:
+        """The weights as if every scale were 1: (m,), w itself where there is no scale."""
+        return self.w if self.scale is None else self.w / self.scale
+
+    def pair_of_weights(self) -> Tensor:
+        """The t of two levels that `write` made the weights from; w itself for the levels -1, 1 without scale."""
+        w = self.unscaled_weights()
+        if self.levels.values == (-1.0, 1.0):
+            return w
+        return (w - self.levels.middle) / self.levels.half_gap
+
+    def write_labels(self, labels: Tensor) -> None:
+        """Set each weight to exactly its level (times its scale)."""
+        torch.index_select(self.q, 0, labels, out=self.w)
+        if self.scale is not None:
+            self.w.mul_(self.scale)
+
+    def likeliest(self, u: Tensor) -> Tensor:
+        """The label of each variable with the largest u or ũ, the first of equals: int32 (m,)."""
+        return (u > 0).int() if self.is_pair else u.argmax(0).int()
+
+    def nearest(self, values: Tensor) -> Tensor:
+        """The label whose level is nearest to each value (m,), the lower of equals: int32 (m,)."""
+        return torch.bucketize(values, self.q.new_tensor(self.levels.midpoints), out_int32=True)
+
+    def sample(self, u: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """A label for each variable, drawn from its u: int32 (m,)."""
+        draw = torch.rand(self.m, generator=generator, device=u.device, dtype=u.dtype)
+        if self.is_pair:
+            return (draw < (1 + u) / 2).int()
+        return (draw >= u.cumsum(0)[:-1]).sum(0).int()
+
+    def probabilities(self, u: Tensor) -> Tensor:
+        """u as planes (d, m)."""
+        return torch.stack([(1 - u) / 2, (1 + u) / 2]) if self.is_pair else u
+
+    def entropy(self, u: Tensor) -> Tensor:
+        """The entropy of each variable in bits: (m,)."""
+        return torch.special.entr(self.probabilities(u)).sum(0) / math.log(2)
+
+    def decided(self, u: Tensor, threshold: float = 0.99) -> Tensor:
+        """Whether one label has at least the probability `threshold`: bool (m,)."""
+        return self.probabilities(u).amax(0) >= threshold

@@ -1,0 +1,132 @@
+"""Which parameters of a network are labelled, with which levels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from mrfquant.errors import BadInput, BadSetting
+from mrfquant.labelling.block import Block
+from mrfquant.labelling.flat import FlatParameters
+from mrfquant.labelling.levels import LevelSet
+from mrfquant.settings import configurable
+
+Levels = Sequence[float] | LevelSet
+
+
+@configurable(supplied=["model"])
+class Labelling:
+    """The trainable parameters of a network as variables: labelled ones in blocks, the others free.
+
+    All labelled parameters lie in one vector, block after block, and all free ones in another; the network's own
+    parameters become views of them. Parameters that appear twice count once, frozen ones stay outside.
+
+    Args:
+        model: the network, already on its device.
+        levels: the levels of every labelled parameter, or a mapping from name patterns (as in a shell: '*' and '?') to
+            levels of which the first that matches counts; None labels nothing.
+        exclude: patterns of names that stay free in any case.
+        scale: 'none' uses the levels as they are; a number multiplies them; 'layer' and 'channel' multiply the levels
+            of each tensor, or of each of its output channels, by the mean magnitude of its initial weights over that
+            of the levels, as Binary Weight Networks do.
+
+    Attributes:
+        labelled, free: the vectors. blocks: views of `labelled`, one per level set. scale: (m,) or None for 1.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        levels: Levels | Mapping[str, Levels] | None = None,
+        exclude: Sequence[str] = (),
+        scale: Literal["none", "layer", "channel"] | float = "none",
+    ) -> None:
+        if not isinstance(scale, str) and not scale > 0:
+            raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel' or a number above 0")
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not trainable:
+            raise BadInput("the network has no trainable parameter: there is nothing to label or to train")
+        sets = _sets_by_name(trainable, levels, exclude)
+        ordered = {s: {n: p for n, p in trainable.items() if sets.get(n) == s} for s in dict.fromkeys(sets.values())}
+        self.labelled = FlatParameters({n: p for group in ordered.values() for n, p in group.items()})
+        self.free = FlatParameters({n: p for n, p in trainable.items() if n not in sets})
+        self.scale = None if scale == "none" else self._scales(sets, scale)
+        self.blocks: list[Block] = []
+        start = 0
+        for level_set, group in ordered.items():
+            stop = start + sum(p.numel() for p in group.values())
+            w, g, scales = (v if v is None else v[start:stop] for v in (self.labelled.w, self.labelled.g, self.scale))
+            self.blocks.append(Block(level_set, start, w, g, scales))
+            start = stop
+
+    def __len__(self) -> int:
+        """The number of labelled variables."""
+        return len(self.labelled)
+
+    def initial_weights(self) -> Tensor:
+        """A random start (m,): Xavier-uniform for tensors of two or more dimensions, N(0, 0.1²) for the others."""
+        start = torch.empty_like(self.labelled.w)
+        for name in self.labelled.spans:
+            view = self.labelled.view(name, start)
+            if view.dim() > 1:
+                nn.init.xavier_uniform_(view)
+            else:
+                nn.init.normal_(view, std=0.1)
+        return start
+
+    def zero_gradient(self) -> None:
+        """Clear what backward has accumulated."""
+        self.labelled.g.zero_()
+        self.free.g.zero_()
+
+    def block_of(self, name: str) -> Block:
+        """The block that the labelled parameter `name` belongs to."""
+        first, _ = self.labelled.spans[name]
+        return next(block for block in self.blocks if block.start <= first < block.start + block.m)
+
+    def refuse_off_levels(self, state: Mapping[str, Tensor]) -> None:
+        """Raise unless every labelled parameter in a state dict of the network is exactly on its levels."""
+        for name in self.labelled.spans:
+            q, values = self.block_of(name).q, state[name].to(self.labelled.w.device)
+            scale = 1 if self.scale is None else self.labelled.view(name, self.scale)
+            if not torch.stack([values == level * scale for level in q]).any(0).all():
+                raise AssertionError(f"{name} has weights that are not on the levels {q.tolist()}")
+
+    def _scales(self, sets: Mapping[str, LevelSet], scale: str | float) -> Tensor:
+        scales = torch.empty_like(self.labelled.w)
+        for name in self.labelled.spans:
+            weights, part = self.labelled.view(name, self.labelled.w), self.labelled.view(name, scales)
+            if isinstance(scale, int | float):
+                part.fill_(scale)
+                continue
+            kept = 1 if scale == "channel" and weights.dim() > 1 else 0  # leading dimensions with a scale of their own
+            magnitude = weights.abs().mean(tuple(range(kept, weights.dim())), keepdim=True)
+            levels = [abs(v) for v in sets[name].values]
+            if not (magnitude > 0).all():
+                raise BadInput(f"{name} has channels of zeros only: there is no scale = {scale!r} to take from them")
+            part.copy_((magnitude / (sum(levels) / len(levels))).expand_as(part))
+        return scales
+
+
+def _sets_by_name(
+    names: Mapping[str, nn.Parameter], levels: Levels | Mapping[str, Levels] | None, exclude: Sequence[str]
+) -> dict[str, LevelSet]:
+    """The level set of every labelled parameter, in the order of the parameters."""
+    if levels is None:
+        if exclude:
+            raise BadInput(f"Labelling.exclude = {list(exclude)} without levels: there is nothing to exclude from")
+        return {}
+    patterns = levels if isinstance(levels, Mapping) else {"*": levels}
+    for pattern in [*patterns, *exclude]:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise BadInput(f"the pattern {pattern!r} of the labelling fits no parameter; there are {', '.join(names)}")
+    sets = {}
+    for name in names:
+        matching = [given for pattern, given in patterns.items() if fnmatchcase(name, pattern)]
+        if matching and not any(fnmatchcase(name, pattern) for pattern in exclude):
+            sets[name] = matching[0] if isinstance(matching[0], LevelSet) else LevelSet(matching[0])
+    return sets

@@ -1,0 +1,61 @@
+"""Level sets: the values q = (q_1 < ... < q_d) that a quantized weight can take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mrfquant.errors import BadInput
+from mrfquant.settings import Count, Positive, configurable
+
+
+@dataclass(frozen=True)
+class LevelSet:
+    """At least two finite, different values, kept in increasing order.
+
+    >>> LevelSet([1, -1]).values
+    (-1.0, 1.0)
+    """
+
+    values: tuple[float, ...]
+
+    def __init__(self, values: Sequence[float]) -> None:
+        given = [float(v) for v in values]
+        if len(given) < 2:
+            raise BadInput(f"levels {given}: at least two are needed to choose from")
+        if not all(math.isfinite(v) for v in given):
+            raise BadInput(f"levels {given}: every level must be a finite number")
+        if len(set(given)) < len(given):
+            raise BadInput(f"levels {given}: the same level appears twice")
+        object.__setattr__(self, "values", tuple(sorted(given)))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def bits(self) -> int:
+        """Bits that a label takes: ceil(log2 d)."""
+        return (len(self) - 1).bit_length()
+
+    @property
+    def middle(self) -> float:
+        """Of the lowest and the highest level."""
+        return (self.values[0] + self.values[-1]) / 2
+
+    @property
+    def half_gap(self) -> float:
+        """Half the distance between the lowest and the highest level."""
+        return (self.values[-1] - self.values[0]) / 2
+
+    @property
+    def midpoints(self) -> tuple[float, ...]:
+        """Between neighbours: a value rounds to the level on its side."""
+        return tuple((a + b) / 2 for a, b in zip(self.values, self.values[1:], strict=False))
+
+
+@configurable
+def uniform(bits: Count, limit: Positive = 1.0) -> LevelSet:
+    """2^bits evenly spaced levels from -limit to limit."""
+    d = 2**bits
+    return LevelSet([limit * (2 * i / (d - 1) - 1) for i in range(d)])

@@ -1,0 +1,172 @@
+"""Maps from R^d onto the simplex, one variable at a time, with their vector-Jacobian products in closed form.
+
+A map P takes auxiliary variables ũ and an inverse temperature beta to u = P(beta ũ). The variables come in one of two
+forms:
+
+planes  ũ and u of shape (d, m): plane λ holds label λ of every variable, so that neighbours in memory are
+        neighbouring variables and every operation runs along them.
+pair    for d = 2, ã and t of shape (m,), where ũ = (-ã, ã) and u = ((1 - t) / 2, (1 + t) / 2). What the two planes
+        have in common does not change u, so half of the numbers and of the work suffice.
+
+A gradient with respect to u has the same form: planes g (d, m), or for a pair the half difference δ = (g_2 - g_1) / 2.
+A constant added to all labels of a variable does not change a problem on the simplex, so g is centred over the labels
+before it meets a Jacobian; for the true Jacobians that makes no difference, for the approximate ones it makes both
+forms agree: a step along the pair's product moves ã as a step along the planes' product moves (ũ_2 - ũ_1) / 2.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mrfquant.errors import BadSetting
+
+Jacobian = Literal["exact", "reference", "straight_through"] | float
+
+
+class Projection(ABC):
+    """u = P(beta ũ) in both forms, and the products of gradients with its Jacobian.
+
+    `out` and the gradients given may be overwritten; u, t and the auxiliary variables are only read, except by
+    `weights_vjp`, which may build its result in u.
+    """
+
+    @abstractmethod
+    def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+        """u (d, m) of ũ (d, m)."""
+
+    @abstractmethod
+    def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+        """t (m,) of ã (m,)."""
+
+    @abstractmethod
+    def planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
+        """The gradient with respect to ũ (d, m) of what has the gradient g (d, m) with respect to u."""
+
+    @abstractmethod
+    def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
+        """The gradient with respect to ã (m,) of what has the half difference δ (m,)."""
+
+    def weights_vjp(self, u: Tensor, q: Tensor, w: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
+        """`planes_vjp` of the gradient q gᵀ that a function of the weights w = q u has; a subclass may save passes.
+
+        Args:
+            q: (d, 1) levels less their mean. w: (m,) expected weights q u. g: (m,) gradient with respect to w.
+        """
+        return self.planes_vjp(u, q * g, beta, aux)
+
+
+class Softmax(Projection):
+    """argmax over u of <ũ, u> + H(u) / beta (Lemma 3.1); for a pair, t = tanh(beta ã).
+
+    Which Jacobian learning uses is a choice:
+
+    exact             beta (diag(u) - u uᵀ)                      pair: beta (1 - t²) / 2
+    reference         beta (I - u uᵀ)                            pair: beta (1 - t² / 2)
+    straight_through  beta I                                     pair: beta
+    a number a        beta ((1 - a) I + a d (diag(u) - u uᵀ))    pair: beta (1 - a t²)
+
+    `exact` is the paper's formula; it vanishes where u is decided, so training freezes once beta is large.
+    `reference` is what the authors' code computes; it keeps a gradient on the labels that are not chosen and gives the
+    better networks, so it is the default. `straight_through` turns the method into mirror descent.
+    """
+
+    def __init__(self, jacobian: Jacobian = "reference") -> None:
+        named = {"exact": (0.5, 1.0), "reference": (1.0, 0.5), "straight_through": (1.0, 0.0)}
+        if jacobian not in named and not (isinstance(jacobian, int | float) and 0 <= jacobian <= 1):
+            raise BadSetting("jacobian", jacobian, f"one of {', '.join(named)} or a number between 0 and 1")
+        self.jacobian = jacobian
+        self._front, self._a = named.get(jacobian, (1.0, jacobian))  # of the pair's product
+
+    def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+        # The maximum goes before beta is multiplied in: beta times a large ũ may be infinite, beta times 0 is 0.
+        out = torch.sub(aux, aux.amax(0), out=out).mul_(beta).exp_()
+        return out.div_(out.sum(0))
+
+    def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+        return torch.mul(aux, beta, out=out).tanh_()
+
+    def planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
+        g = g.sub_(g.mean(0)).mul_(beta)
+        if self.jacobian == "straight_through":
+            return g
+        expected = (u * g).sum(0)
+        if self.jacobian == "reference":
+            return g.addcmul_(u, expected, value=-1)
+        exact = (g - expected).mul_(u)
+        return exact if self.jacobian == "exact" else g.mul_(1 - self._a).add_(exact, alpha=self._a * len(u))
+
+    def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
+        if self._a:
+            delta.addcmul_(delta * t, t, value=-self._a)
+        return delta.mul_(beta * self._front)
+
+    def weights_vjp(self, u: Tensor, q: Tensor, w: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
+        if self.jacobian == "reference":
+            return torch.addcmul(q, u, w, value=-1, out=u).mul_(g * beta)
+        if self.jacobian == "exact":
+            return u.mul_(q - w).mul_(g * beta)
+        return super().weights_vjp(u, q, w, g, beta, aux)
+
+
+class Sparsemax(Projection):
+    """The Euclidean projection of beta ũ onto the simplex (Martins and Astudillo, 2016)."""
+
+    def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+        z = torch.sub(aux, aux.amax(0), out=out).mul_(beta)
+        # The threshold is the largest of (sum of the k largest - 1) / k over k: the right k attains it, the others
+        # stay below, since dropping the negative terms of a sum of z - threshold can only make it larger.
+        total, threshold = torch.zeros_like(z[0]), None
+        for k, plane in enumerate(_descending(z), start=1):
+            total = total + plane
+            candidate = (total - 1) / k
+            threshold = candidate if threshold is None else torch.maximum(threshold, candidate)
+        return z.sub_(threshold).clamp_(min=0)
+
+    def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+        return torch.mul(aux, 2 * beta, out=out).clamp_(-1, 1)
+
+    def planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
+        support = u > 0
+        g = g.masked_fill_(~support, 0)
+        mean = g.sum(0) / support.sum(0)
+        return g.sub_(mean).masked_fill_(~support, 0).mul_(beta)
+
+    def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
+        return delta.masked_fill_(t.abs() >= 1, 0).mul_(beta)
+
+
+class Hardmax(Projection):
+    """The vertex of the largest ũ, the first of equals: the limit of both other maps as beta grows.
+
+    Its product is the straight-through one of the paper's appendix B.1, I - 1 1ᵀ / d (for d = 2 that is the appendix's
+    matrix), zero where the largest ũ leads the next by more than 1. beta plays no role.
+    """
+
+    def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+        out = torch.zeros_like(aux) if out is None else out.zero_()
+        return out.scatter_(0, aux.argmax(0, keepdim=True), 1)
+
+    def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+        return torch.sub(torch.gt(aux, 0).to(aux.dtype).mul_(2), 1, out=out)
+
+    def planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
+        first, second = aux.topk(2, dim=0).values
+        return g.sub_(g.mean(0)).masked_fill_(first - second > 1, 0)
+
+    def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
+        return delta.masked_fill_(aux.abs() > 0.5, 0)
+
+
+def _descending(z: Tensor) -> list[Tensor]:
+    """The planes of z (d, m) sorted for each variable, the largest first."""
+    if len(z) > 8:
+        return list(z.sort(dim=0, descending=True).values)
+    planes = list(z)
+    for last in range(len(planes) - 1, 0, -1):  # bubble sort as a network: whole planes are compared at once
+        for i in range(last):
+            planes[i], planes[i + 1] = torch.maximum(planes[i], planes[i + 1]), torch.minimum(planes[i], planes[i + 1])
+    return planes

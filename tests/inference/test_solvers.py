@@ -1,0 +1,248 @@
+"""What every solver of the package promises, whatever its method."""
+
+import copy
+import functools
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from mrfquant.errors import BadInput
+from mrfquant.inference import (
+    BinaryConnect,
+    MeanField,
+    MirrorDescent,
+    ProximalICM,
+    ProximalMeanField,
+    ProxQuant,
+    Reference,
+    SparsemaxPGD,
+)
+from mrfquant.labelling import Labelling
+from mrfquant.schedules import Geometric, GeometricTo
+
+LEVELS = {2: [-1, 1], 3: [-1, 0, 1], 4: [-2, -1, 1, 2]}
+SOLVERS = {
+    "pmf": ProximalMeanField,
+    "pmf_exact": functools.partial(ProximalMeanField, jacobian="exact"),
+    "pmf_straight": functools.partial(ProximalMeanField, jacobian="straight_through"),
+    "pmf_number": functools.partial(ProximalMeanField, jacobian=0.25),
+    "pmf_no_auxiliary": functools.partial(ProximalMeanField, auxiliary=False, beta=GeometricTo(end=100.0)),
+    "pgd": SparsemaxPGD,
+    "pgd_no_auxiliary": functools.partial(SparsemaxPGD, auxiliary=False),
+    "picm": ProximalICM,
+    "md": MirrorDescent,
+    "mf": functools.partial(MeanField, beta=GeometricTo(start=20.0, end=200.0), damping=0.97),
+    "bc": BinaryConnect,
+    "pq": functools.partial(ProxQuant, reg_rate=1e-3, epoch=5),
+}
+ADAM = functools.partial(torch.optim.Adam, lr=0.02)
+
+
+class Toy(nn.Module):
+    """Two layers with batch norm between them, as the paper's networks are built."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16, affine=False), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.last(functional.relu(self.norm(self.first(x))))
+
+
+def problem(levels, solver, optimizer=ADAM, **settings):
+    """A network, its solver and the loss on a fixed batch with learnable classes."""
+    torch.manual_seed(0)
+    model = Toy()
+    inference = solver(Labelling(model, levels, **settings), optimizer)
+    inference.budget = 60
+    x = torch.randn(96, 8)
+    y = (x @ torch.randn(8, 3)).argmax(1)
+    return model, inference, lambda: functional.cross_entropy(model(x), y)
+
+
+def steps(inference, loss, count):
+    losses = []
+    for _ in range(count):
+        value = loss()
+        value.backward()
+        inference.step()
+        losses.append(value.item())
+    return losses
+
+
+@pytest.fixture(params=SOLVERS)
+def solver(request):
+    return SOLVERS[request.param]
+
+
+@pytest.mark.parametrize("d", LEVELS)
+def test_the_rounded_network_learns_and_is_on_its_levels(solver, d):
+    model, inference, loss = problem(LEVELS[d], solver)
+    with inference.rounded():
+        before = loss().item()
+    steps(inference, loss, 60)
+    with inference.rounded():
+        after = loss().item()
+        for parameter in model.parameters():
+            assert set(parameter.unique().tolist()) <= set(map(float, LEVELS[d]))
+        inference.labelling.refuse_off_levels(model.state_dict())
+    assert after < 0.7 * before
+
+
+def test_rounding_is_undone_when_its_block_ends(solver):
+    model, inference, loss = problem(LEVELS[3], solver)
+    steps(inference, loss, 3)
+    before = copy.deepcopy(model.state_dict())
+    with inference.rounded():
+        pass
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("d", LEVELS)
+def test_saved_and_loaded_it_goes_on_to_the_bit(solver, d):
+    _, whole, loss = problem(LEVELS[d], solver)
+    expected = steps(whole, loss, 20)
+    model, first, loss = problem(LEVELS[d], solver)
+    steps(first, loss, 9)
+    first.diagnostics()
+    file = io.BytesIO()
+    torch.save({"inference": first.state_dict(), "model": model.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    model, second, loss = problem(LEVELS[d], solver)
+    model.load_state_dict(saved["model"])
+    second.load_state_dict(saved["inference"])
+    assert steps(second, loss, 11) == expected[9:]
+    assert torch.equal(second.labelling.labelled.w, whole.labelling.labelled.w)
+    assert all(torch.equal(a, b) for a, b in zip(second.variables, whole.variables, strict=True))
+
+
+def test_several_level_sets_scales_and_free_parameters_train_together(solver):
+    levels = {"first.*": [-1, 0, 1], "*": [-1, 1]}
+    model, inference, loss = problem(levels, solver, exclude=["last.bias"], scale="channel")
+    free = model.last.bias.detach().clone()
+    losses = steps(inference, loss, 60)
+    assert losses[-1] < losses[0]
+    assert not torch.equal(model.last.bias, free)
+    with inference.rounded():
+        inference.labelling.refuse_off_levels(model.state_dict())
+        assert len(model.first.weight[0].unique()) <= 3
+
+
+def test_the_weights_a_network_computes_with_stay_between_the_levels(solver):
+    _, inference, loss = problem(LEVELS[4], solver)
+    for _ in range(10):
+        steps(inference, loss, 2)
+        assert inference.labelling.labelled.w.abs().max() <= 2 + 1e-6
+
+
+@pytest.mark.parametrize("d", LEVELS)
+def test_u_stays_on_the_simplex(solver, d):
+    _, inference, loss = problem(LEVELS[d], solver)
+    steps(inference, loss, 10)
+    for block, x in inference.pairs():
+        u = inference.marginals(block, x)
+        if u is not None:
+            u = block.probabilities(u)
+            assert u.min() >= 0
+            assert u.sum(0).sub(1).abs().max() < 1e-5
+
+
+def test_flips_count_the_labels_that_changed_since_the_last_look(solver):
+    _, inference, loss = problem(LEVELS[3], solver)
+    (pair,) = inference.pairs()
+    inference.diagnostics()
+    before = inference.labels(*pair).clone()
+    steps(inference, loss, 10)
+    expected = (inference.labels(*pair) != before).double().mean().item()
+    assert inference.diagnostics()["flips"] == pytest.approx(expected)
+    assert inference.diagnostics()["flips"] == 0
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+        functools.partial(torch.optim.SGD, lr=0.05, fused=True),
+        functools.partial(torch.optim.AdamW, lr=0.02),
+        functools.partial(torch.optim.RMSprop, lr=0.01),
+        functools.partial(torch.optim.Adagrad, lr=0.05),
+        functools.partial(torch.optim.NAdam, lr=0.02),
+    ],
+)
+def test_any_optimizer_drives_the_variables(optimizer):
+    _, inference, loss = problem(LEVELS[2], ProximalMeanField, optimizer)
+    losses = steps(inference, loss, 40)
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_learning_rates_are_scaled_from_what_the_optimizer_was_made_with():
+    _, inference, _ = problem(LEVELS[2], ProximalMeanField)
+    for factor in (0.5, 0.1):
+        inference.scale_learning_rate(factor)
+        assert inference.settings()["learning_rate"] == pytest.approx(0.02 * factor)
+
+
+def test_a_solver_without_levels_says_what_is_missing(solver):
+    with pytest.raises(BadInput, match=r"needs levels to choose from: set Labelling\.levels"):
+        problem(None, solver)
+
+
+def test_the_reference_refuses_levels_and_trains_without():
+    with pytest.raises(BadInput, match="Reference trains in floating point"):
+        problem(LEVELS[2], Reference)
+    model, inference, loss = problem(None, Reference)
+    losses = steps(inference, loss, 60)
+    assert losses[-1] < 0.3 * losses[0]
+    with inference.rounded():
+        assert len(model.first.weight.unique()) == model.first.weight.numel()
+    assert inference.diagnostics() == {}
+
+
+def test_the_reference_is_the_plain_optimizer_to_the_bit():
+    model, inference, loss = problem(None, Reference)
+    steps(inference, loss, 10)
+    torch.manual_seed(0)
+    plain = Toy()
+    x = torch.randn(96, 8)
+    y = (x @ torch.randn(8, 3)).argmax(1)
+    optimizer = ADAM(plain.parameters())
+    for _ in range(10):
+        optimizer.zero_grad()
+        functional.cross_entropy(plain(x), y).backward()
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_samples_follow_u_and_solvers_without_u_refuse():
+    _, inference, loss = problem(LEVELS[2], ProximalMeanField)
+    steps(inference, loss, 30)
+    expected = inference.labelling.labelled.w.clone()
+    total = torch.zeros_like(expected)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2000):
+        with inference.sampled(generator):
+            total += inference.labelling.labelled.w
+    assert (total / 2000 - expected).abs().max() < 0.12  # five standard deviations
+    with pytest.raises(BadInput, match="no distribution"), problem(LEVELS[2], BinaryConnect)[1].sampled():
+        pass
+
+
+def test_layer_entropies_average_to_the_whole():
+    _, inference, loss = problem({"first.*": [-1, 0, 1], "*": [-1, 1]}, ProximalMeanField)
+    steps(inference, loss, 30)
+    per_layer = inference.layer_entropy()
+    sizes = {name: last - first for name, (first, last) in inference.labelling.labelled.spans.items()}
+    mean = sum(per_layer[name] * sizes[name] for name in sizes) / sum(sizes.values())
+    assert mean == pytest.approx(inference.diagnostics()["entropy"], abs=1e-6)
+
+
+def test_annealing_decides_every_label():
+    _, inference, loss = problem(LEVELS[3], functools.partial(ProximalMeanField, beta=Geometric(rho=1.3, interval=1)))
+    steps(inference, loss, 60)
+    figures = inference.diagnostics()
+    assert figures["decided"] > 0.95
+    assert figures["entropy"] < 0.1

@@ -1,0 +1,189 @@
+"""The paper's statements about the updates, on networks and toy energies, against independent truths."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import nn
+from torch.nn import functional
+
+from mrfquant.inference import BinaryConnect, MeanField, MirrorDescent, ProximalICM, ProximalMeanField, ProxQuant
+from mrfquant.labelling import Block, Labelling
+from mrfquant.models import LeNet300
+from mrfquant.schedules import Constant
+
+LEVELS = {2: [-1.0, 1.0], 3: [-1.0, 0.0, 1.0], 4: [-2.0, -1.0, 1.0, 2.0]}
+
+
+class Weights(nn.Module):
+    """A bare vector of weights, to give a solver any gradient."""
+
+    def __init__(self, m):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(m, dtype=torch.float64))
+
+
+def with_gradient(solver, levels, g, lr, **settings):
+    """A solver in float64 whose network has just got the gradient g."""
+    torch.manual_seed(3)
+    inference = solver(Labelling(Weights(len(g)), levels, **settings), functools.partial(torch.optim.SGD, lr=lr))
+    inference.labelling.labelled.g.copy_(g)
+    return inference
+
+
+def planes(inference):
+    (pair,) = inference.pairs()
+    return pair[0].probabilities(inference.marginals(*pair)).clone()
+
+
+@pytest.mark.parametrize("d", LEVELS)
+@pytest.mark.parametrize("beta", [0.7, 3.0, 20.0])
+def test_theorem_3_1_the_direct_update_minimises_the_proximal_mean_field_objective(d, beta):
+    eta, q = 0.3, np.array(LEVELS[d])
+    g = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    solver = functools.partial(ProximalMeanField, auxiliary=False, beta=Constant(beta))
+    inference = with_gradient(solver, LEVELS[d], g, eta)
+    before = planes(inference).numpy()
+    inference.step()
+    after = planes(inference).numpy()
+    for j in range(4):
+
+        def objective(z, j=j):
+            u = np.exp(z - z.max())
+            u /= u.sum()
+            return eta * (g[j].item() * q) @ u - before[:, j] @ u + (u * np.log(u + 1e-300)).sum() / beta
+
+        best = min((minimize(objective, start, tol=1e-14) for start in np.eye(d)), key=lambda r: r.fun)
+        u = np.exp(best.x - best.x.max())
+        assert after[:, j] == pytest.approx(u / u.sum(), abs=2e-5)
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_proposition_3_2_proximal_icm_with_half_the_rate_is_binary_connect(clip):
+    """Full-batch gradient descent for 50 steps: the same weights at every step, the latent ones related by w̃ = ũ q."""
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 1, 28, 28, dtype=torch.float64), torch.randint(10, (64,))
+    models = [LeNet300((1, 28, 28), 10, width=0.1).double() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    rate = 0.02
+    bc = BinaryConnect(Labelling(models[0], [-1, 1]), functools.partial(torch.optim.SGD, lr=rate))
+    picm = ProximalICM(Labelling(models[1], [-1, 1]), functools.partial(torch.optim.SGD, lr=rate / 2), clip=clip)
+    bc.variables[0].copy_(2 * picm.variables[0])  # ũ q = ã - (-ã)
+    bc.project_all()
+    flips = 0
+    for _ in range(50):
+        before = bc.labelling.labelled.w.clone()
+        for model, solver in zip(models, (bc, picm), strict=True):
+            functional.cross_entropy(model(x), y).backward()
+            solver.step()
+        flips += (bc.labelling.labelled.w != before).sum().item()
+        assert torch.equal(bc.labelling.labelled.w, picm.labelling.labelled.w)
+        if clip:
+            assert torch.allclose(bc.variables[0], 2 * picm.variables[0], atol=1e-12)
+    assert flips > 100  # the two moved, and moved together
+
+
+@pytest.mark.parametrize("levels", [[-1.0, 1.0], [0.0, 1.0], [-0.5, 2.0]])
+@pytest.mark.parametrize(
+    "solver",
+    [
+        functools.partial(ProximalMeanField, jacobian="exact"),
+        functools.partial(ProximalMeanField, jacobian="reference"),
+        functools.partial(ProximalMeanField, jacobian="straight_through"),
+        functools.partial(ProximalMeanField, jacobian=0.75),
+        functools.partial(ProximalMeanField, auxiliary=False),
+        ProximalICM,
+        MirrorDescent,
+        functools.partial(MeanField, damping=0.5),
+    ],
+)
+def test_two_levels_in_pair_form_move_as_two_planes_do(levels, solver, monkeypatch):
+    solver = functools.partial(solver, beta=Constant(2.0)) if solver is not ProximalICM else solver
+    gradients = [torch.randn(6, dtype=torch.float64) for _ in range(20)]
+    pair = with_gradient(solver, levels, gradients[0], 0.1)
+    start = pair.variables[0].clone()
+    monkeypatch.setattr(Block, "is_pair", False)
+    both = with_gradient(solver, levels, gradients[0], 0.1)
+    both.variables[0].copy_(torch.stack([-start, start]) + (0 if both.auxiliary else 0.5))  # u = 1/2 -+ t/2
+    both.labelling.labelled.w.copy_(pair.labelling.labelled.w)
+    both.restore(both.labelling.blocks[0], both.variables[0])
+    for g in gradients:
+        for inference, is_pair in ((pair, True), (both, False)):
+            monkeypatch.setattr(Block, "is_pair", is_pair)
+            inference.labelling.labelled.g.copy_(g)
+            inference.step()
+        assert torch.allclose(pair.labelling.labelled.w, both.labelling.labelled.w, atol=1e-12)
+    assert not torch.allclose(pair.variables[0], start)
+
+
+@pytest.mark.parametrize("d", LEVELS)
+def test_with_the_exact_jacobian_pmf_descends_the_loss_of_the_softmax(d):
+    """The gradient on the auxiliary variables is autograd's through loss(model(softmax(beta ũ) q))."""
+    torch.manual_seed(0)
+    model = LeNet300((1, 4, 4), 3, width=0.05).double()
+    solver = functools.partial(ProximalMeanField, jacobian="exact", beta=Constant(1.7))
+    inference = solver(Labelling(model, LEVELS[d]), functools.partial(torch.optim.SGD, lr=0.0))
+    x, y = torch.randn(8, 1, 4, 4, dtype=torch.float64), torch.randint(3, (8,))
+    functional.cross_entropy(model(x), y).backward()
+    (aux,) = inference.variables
+    naive = (torch.stack([-aux, aux]) if d == 2 else aux.clone()).requires_grad_()
+    q = torch.tensor(LEVELS[d], dtype=torch.float64)
+    flat = torch.softmax(1.7 * naive, 0).t() @ q
+    spans = inference.labelling.labelled.spans
+    weights = {n: flat[a:b].view_as(p) for (n, (a, b)), p in zip(spans.items(), model.parameters(), strict=True)}
+    buffers = {n: b.clone() for n, b in model.named_buffers()}
+    functional.cross_entropy(torch.func.functional_call(model, {**weights, **buffers}, x), y).backward()
+    expected = (naive.grad[1] - naive.grad[0]) / 2 if d == 2 else naive.grad
+    assert torch.allclose(inference.gradient(inference.labelling.blocks[0], aux), expected, atol=1e-12)
+    assert expected.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("d", LEVELS)
+def test_mirror_descent_is_the_multiplicative_update_of_the_entropy_mirror_map(d):
+    """With beta = 1: u <- u exp(-eta g) / normalisation, computed here on u itself."""
+    g = torch.randn(5, dtype=torch.float64)
+    inference = with_gradient(functools.partial(MirrorDescent, beta=Constant(1.0)), LEVELS[d], g, 0.3)
+    before = planes(inference)
+    inference.step()
+    # In pair form a step along the half difference moves the two planes by it, in opposite directions.
+    multiplied = before * torch.exp(-0.3 * torch.outer(torch.tensor(LEVELS[d], dtype=torch.float64), g))
+    assert torch.allclose(planes(inference), multiplied / multiplied.sum(0), atol=1e-12)
+
+
+@pytest.mark.parametrize("d", LEVELS)
+def test_mean_field_converges_to_its_fixed_point(d):
+    g = torch.randn(5, dtype=torch.float64)
+    inference = with_gradient(functools.partial(MeanField, damping=0.5, beta=Constant(2.5)), LEVELS[d], g, 0.1)
+    for _ in range(60):
+        inference.labelling.labelled.g.copy_(g)
+        inference.step()
+    expected = torch.softmax(-2.5 * torch.outer(torch.tensor(LEVELS[d], dtype=torch.float64), g), 0)
+    assert torch.allclose(planes(inference), expected, atol=1e-10)
+
+
+def test_prox_quant_minimises_the_w_shaped_regulariser():
+    """argmin over w of (w - v)² / 2 + reach * |w - nearest level of v|, found on a fine grid."""
+    levels, reach = [-1.0, 0.0, 1.0], 0.15
+    v = torch.linspace(-0.98, 0.98, 41, dtype=torch.float64)
+    inference = with_gradient(functools.partial(ProxQuant, reg_rate=0.05, epoch=1), levels, 0 * v, 0.0)
+    inference.iteration, inference.budget = 2, 1000
+    inference.variables[0].copy_(v)
+    inference.step()  # moves by nothing, then the proximal operator of the third epoch
+    grid = torch.linspace(-1, 1, 20001, dtype=torch.float64)
+    q = torch.tensor(levels, dtype=torch.float64)
+    for value, found in zip(v, inference.labelling.labelled.w, strict=True):
+        nearest = q[(q - value).abs().argmin()]
+        objective = (grid - value) ** 2 / 2 + reach * (grid - nearest).abs()
+        assert found.item() == pytest.approx(grid[objective.argmin()].item(), abs=2e-4)
+
+
+def test_prox_quant_rounds_and_freezes_at_the_end():
+    inference = with_gradient(functools.partial(ProxQuant, freeze=0.5), [-1.0, 1.0], torch.ones(9).double(), 0.1)
+    inference.budget = 10
+    for k in range(10):
+        inference.labelling.labelled.g.fill_(0.3)
+        inference.step()
+        on_levels = inference.labelling.labelled.w.abs().eq(1).all()
+        assert on_levels == (k + 1 >= 5)
