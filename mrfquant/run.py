@@ -140,10 +140,8 @@ def introduce(say: Any, experiment: Any, trainer: Any, folder: Any) -> None:
         say(f"STAND-IN DATA of the shape of {who['dataset']}: shows that the config works, its figures mean nothing")
     bits = "" if who["bits"] == 32 else f"{who['bits']}-bit "
     say(f"{who['method']}  {bits}{who['model']} on {who['dataset']}, seed {who['seed']}, on {experiment.device}")
-    say(
-        f"{who['parameters']:,} parameters, {who['labelled']:,} of them quantized; {len(data.train):,} training, {len(data.val):,} validation, "
-        f"{len(data.test):,} test images; {trainer.iterations:,} iterations"
-    )
+    say(f"{who['parameters']:,} parameters, {who['labelled']:,} of them quantized; {trainer.iterations:,} iterations")
+    say(f"{len(data.train):,} training, {len(data.val):,} validation, {len(data.test):,} test images")
     say(f"folder {folder.path}")
 
 

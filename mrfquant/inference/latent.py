@@ -56,12 +56,12 @@ class BinaryConnect(LatentInference):
 class ProxQuant(LatentInference):
     """PQ: after every step each weight is drawn towards its nearest level, ever further (Bai et al., 2019).
 
-    The proximal operator of the W-shaped regulariser moves a weight by at most reg_rate times the number of epochs
-    done and never past its level. After the share `freeze` of the budget the weights are rounded and stay; what is not
-    labelled, batch-norm statistics among it, goes on adapting.
+    The proximal operator of the W-shaped regulariser moves a weight by at most the learning rate times its strength,
+    which is reg_rate times the number of epochs done, and never past its level. After the share `freeze` of the budget
+    the weights are rounded and stay; what is not labelled, batch-norm statistics among it, goes on adapting.
 
     Args:
-        reg_rate: growth of the largest move per epoch, in units of the levels.
+        reg_rate: growth of the strength per epoch.
         epoch: iterations that count as an epoch.
     """
 
@@ -87,11 +87,11 @@ class ProxQuant(LatentInference):
         return None if self.frozen else super().gradient(block, x)
 
     def project(self, block: Block, x: Tensor) -> None:
-        self.clip(block, x)
         nearest = torch.index_select(block.q, 0, block.nearest(x))
         if self.frozen:
             x.copy_(nearest)
         else:
-            reach = self.reg_rate * (self.iteration // self.epoch)
+            reach = self.optimizer.param_groups[0]["lr"] * self.reg_rate * (self.iteration // self.epoch)
             x.add_((nearest - x).clamp_(-reach, reach))
+            self.clip(block, x)
         block.w.copy_(x if block.scale is None else x * block.scale)

@@ -36,7 +36,7 @@ SOLVERS = {
     "md": MirrorDescent,
     "mf": functools.partial(MeanField, beta=GeometricTo(start=20.0, end=200.0), damping=0.97),
     "bc": BinaryConnect,
-    "pq": functools.partial(ProxQuant, reg_rate=1e-3, epoch=5),
+    "pq": functools.partial(ProxQuant, reg_rate=0.05, epoch=5),
 }
 ADAM = functools.partial(torch.optim.Adam, lr=0.02)
 

@@ -167,7 +167,7 @@ def test_prox_quant_minimises_the_w_shaped_regulariser():
     """argmin over w of (w - v)² / 2 + reach * |w - nearest level of v|, found on a fine grid."""
     levels, reach = [-1.0, 0.0, 1.0], 0.15
     v = torch.linspace(-0.98, 0.98, 41, dtype=torch.float64)
-    inference = with_gradient(functools.partial(ProxQuant, reg_rate=0.05, epoch=1), levels, 0 * v, 0.0)
+    inference = with_gradient(functools.partial(ProxQuant, reg_rate=0.1, epoch=1), levels, 0 * v, lr=0.5)
     inference.iteration, inference.budget = 2, 1000
     inference.variables[0].copy_(v)
     inference.step()  # moves by nothing, then the proximal operator of the third epoch
