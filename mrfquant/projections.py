@@ -31,7 +31,7 @@ class Projection(ABC):
     """u = P(beta ũ) in both forms, and the products of gradients with its Jacobian.
 
     `out` and the gradients given may be overwritten; u, t and the auxiliary variables are only read, except by
-    `weights_vjp`, which may build its result in u.
+    `weights_vjp`, which may build its result in u. `out` may be the auxiliary variables themselves.
     """
 
     @abstractmethod
@@ -48,7 +48,7 @@ class Projection(ABC):
 
     @abstractmethod
     def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
-        """The gradient with respect to ã (m,) of what has the half difference δ (m,)."""
+        """The half difference of the gradient with respect to ũ, (m,), of what has the half difference δ (m,)."""
 
     def weights_vjp(self, u: Tensor, q: Tensor, w: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
         """`planes_vjp` of the gradient q gᵀ that a function of the weights w = q u has; a subclass may save passes.
@@ -76,7 +76,8 @@ class Softmax(Projection):
 
     def __init__(self, jacobian: Jacobian = "reference") -> None:
         named = {"exact": (0.5, 1.0), "reference": (1.0, 0.5), "straight_through": (1.0, 0.0)}
-        if jacobian not in named and not (isinstance(jacobian, int | float) and 0 <= jacobian <= 1):
+        number = isinstance(jacobian, int | float) and not isinstance(jacobian, bool) and 0 <= jacobian <= 1
+        if not number and not (isinstance(jacobian, str) and jacobian in named):
             raise BadSetting("jacobian", jacobian, f"one of {', '.join(named)} or a number between 0 and 1")
         self.jacobian = jacobian
         self._front, self._a = named.get(jacobian, (1.0, jacobian))  # of the pair's product
@@ -136,7 +137,8 @@ class Sparsemax(Projection):
         return g.sub_(mean).masked_fill_(~support, 0).mul_(beta)
 
     def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
-        return delta.masked_fill_(t.abs() >= 1, 0).mul_(beta)
+        # From ã, not t: a t that was read off rounded weights may miss the ends of its range.
+        return delta.masked_fill_(aux.abs() >= 0.5 / beta, 0).mul_(beta)
 
 
 class Hardmax(Projection):
@@ -147,8 +149,9 @@ class Hardmax(Projection):
     """
 
     def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+        chosen = aux.argmax(0, keepdim=True)
         out = torch.zeros_like(aux) if out is None else out.zero_()
-        return out.scatter_(0, aux.argmax(0, keepdim=True), 1)
+        return out.scatter_(0, chosen, 1)
 
     def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         return torch.sub(torch.gt(aux, 0).to(aux.dtype).mul_(2), 1, out=out)

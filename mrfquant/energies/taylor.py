@@ -23,7 +23,7 @@ class FirstOrderTaylor(Energy):
         return g * block.levels.half_gap if block.is_pair else block.q[:, None] * g
 
     def pull_back(self, block: Block, u: Tensor, aux: Tensor, beta: float, projection: Projection) -> Tensor:
-        # The same as the base's, in the place of g and u: no new tensor of their size.
+        # The same as the base's, in the place of g and u: no new tensor of their size. w is taken for u q.
         g = block.g if block.scale is None else block.g.mul_(block.scale)
         if block.is_pair:
             delta = g if block.levels.half_gap == 1 else g.mul_(block.levels.half_gap)

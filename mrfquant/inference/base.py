@@ -97,6 +97,7 @@ class Inference(ABC):
     @torch.no_grad()
     def step(self) -> None:
         """One update from the gradient that backward has left; the gradient is cleared."""
+        self.labelling.collect_gradient()
         for block, x in self.pairs():
             x.grad = self.gradient(block, x)
         self.optimizer.step()

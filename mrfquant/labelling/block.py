@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mrfquant.errors import BadInput
 from mrfquant.labelling.levels import LevelSet
 
 
@@ -34,6 +35,10 @@ class Block:
 
     def __post_init__(self) -> None:
         self.q = torch.tensor(self.levels.values, dtype=self.w.dtype, device=self.w.device)
+        if not self.q.isfinite().all() or len(self.q.unique()) < self.d:
+            raise BadInput(
+                f"the levels {list(self.levels.values)} are not {self.d} different numbers in {self.w.dtype}"
+            )
         self.centred_q = (self.q - self.q.mean())[:, None]
 
     @property
@@ -72,10 +77,9 @@ class Block:
 
     def pair_of_weights(self) -> Tensor:
         """The t of two levels that `write` made the weights from; w itself for the levels -1, 1 without scale."""
-        w = self.unscaled_weights()
-        if self.levels.values == (-1.0, 1.0):
-            return w
-        return (w - self.levels.middle) / self.levels.half_gap
+        if self.scale is None and self.levels.values == (-1.0, 1.0):
+            return self.w
+        return ((self.unscaled_weights() - self.levels.middle) / self.levels.half_gap).clamp_(-1, 1)
 
     def write_labels(self, labels: Tensor) -> None:
         """Set each weight to exactly its level (times its scale)."""

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from mrfquant.errors import BadInput
+
 
 class FlatParameters:
     """The vectors `w` and `g`, of which the given parameters and their gradients are views.
 
-    The network stays an ordinary module: it reads its parameters where they always were, and backward adds into
-    `g`. Moving the module to another device afterwards would cut the views: move it before.
+    The network stays an ordinary module: it reads its parameters where they always were, and backward adds into `g`.
+    Moving the module to another device afterwards would cut the views: move it before.
 
     Attributes:
         w: (m,) values. g: (m,) gradient, accumulated by backward.
@@ -20,20 +22,23 @@ class FlatParameters:
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        first = next(iter(parameters.values()), torch.empty(0))
-        m = sum(p.numel() for p in parameters.values())
-        self.w = torch.empty(m, dtype=first.dtype, device=first.device)
+        kinds = {(p.dtype, p.device) for p in parameters.values()}
+        if len(kinds) > 1:
+            found = ", ".join(f"{dtype} on {device}" for dtype, device in sorted(kinds, key=str))
+            raise BadInput(f"the parameters are {found}: convert the network to one type on one device first")
+        dtype, device = kinds.pop() if kinds else (torch.float32, None)
+        self.w = torch.empty(sum(p.numel() for p in parameters.values()), dtype=dtype, device=device)
         self.g = torch.zeros_like(self.w)
         self.spans: dict[str, tuple[int, int]] = {}
         self._parameters = dict(parameters)
         start = 0
         for name, p in parameters.items():
-            # Same strides as before, so that a channels_last weight stays channels_last.
-            value, gradient = (vector.as_strided(p.shape, p.stride(), start) for vector in (self.w, self.g))
-            value.copy_(p.detach())
-            p.data, p.grad = value, gradient
             self.spans[name] = (start, start + p.numel())
+            value = self.w.as_strided(p.shape, torch.empty_like(p).stride(), start)  # channels_last stays channels_last
+            value.copy_(p.detach())
+            p.data = value
             start += p.numel()
+        self._attach()
 
     def __len__(self) -> int:
         return self.w.numel()
@@ -41,4 +46,18 @@ class FlatParameters:
     def view(self, name: str, of: Tensor) -> Tensor:
         """The part of the vector `of` (m,) that belongs to the parameter `name`, in its shape."""
         p = self._parameters[name]
-        return of.as_strided(p.shape, p.stride(), self.spans[name][0])
+        return of.as_strided(p.shape, p.stride(), of.storage_offset() + self.spans[name][0])
+
+    def collect(self) -> None:
+        """Make sure that `g` holds the gradient: `zero_grad` may have cut the views, then backward made new tensors."""
+        first = next(iter(self._parameters.values()), None)
+        if first is None or (first.grad is not None and first.grad.data_ptr() == self.g.data_ptr()):
+            return
+        for name, p in self._parameters.items():
+            if p.grad is not None:
+                self.view(name, self.g).copy_(p.grad)
+        self._attach()
+
+    def _attach(self) -> None:
+        for name, p in self._parameters.items():
+            p.grad = self.view(name, self.g)

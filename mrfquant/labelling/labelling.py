@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -31,8 +32,8 @@ class Labelling:
             levels of which the first that matches counts; None labels nothing.
         exclude: patterns of names that stay free in any case.
         scale: 'none' uses the levels as they are; a number multiplies them; 'layer' and 'channel' multiply the levels
-            of each tensor, or of each of its output channels, by the mean magnitude of its initial weights over that
-            of the levels, as Binary Weight Networks do.
+            of each tensor, or of each slice along its first dimension (a layer's output channel), by the mean
+            magnitude of its initial weights over that of the levels, as Binary Weight Networks do.
 
     Attributes:
         labelled, free: the vectors. blocks: views of `labelled`, one per level set. scale: (m,) or None for 1.
@@ -45,7 +46,7 @@ class Labelling:
         exclude: Sequence[str] = (),
         scale: Literal["none", "layer", "channel"] | float = "none",
     ) -> None:
-        if not isinstance(scale, str) and not scale > 0:
+        if isinstance(scale, bool) or (not isinstance(scale, str) and not 0 < scale < math.inf):
             raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel' or a number above 0")
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trainable:
@@ -78,6 +79,11 @@ class Labelling:
                 nn.init.normal_(view, std=0.1)
         return start
 
+    def collect_gradient(self) -> None:
+        """Make sure that the vectors hold what backward has accumulated."""
+        self.labelled.collect()
+        self.free.collect()
+
     def zero_gradient(self) -> None:
         """Clear what backward has accumulated."""
         self.labelled.g.zero_()
@@ -85,8 +91,8 @@ class Labelling:
 
     def block_of(self, name: str) -> Block:
         """The block that the labelled parameter `name` belongs to."""
-        first, _ = self.labelled.spans[name]
-        return next(block for block in self.blocks if block.start <= first < block.start + block.m)
+        first, last = self.labelled.spans[name]
+        return next(block for block in self.blocks if block.start <= first and last <= block.start + block.m)
 
     def refuse_off_levels(self, state: Mapping[str, Tensor]) -> None:
         """Raise unless every labelled parameter in a state dict of the network is exactly on its levels."""
@@ -120,13 +126,18 @@ def _sets_by_name(
         if exclude:
             raise BadInput(f"Labelling.exclude = {list(exclude)} without levels: there is nothing to exclude from")
         return {}
-    patterns = levels if isinstance(levels, Mapping) else {"*": levels}
-    for pattern in [*patterns, *exclude]:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise BadInput(f"the pattern {pattern!r} of the labelling fits no parameter; there are {', '.join(names)}")
-    sets = {}
-    for name in names:
-        matching = [given for pattern, given in patterns.items() if fnmatchcase(name, pattern)]
-        if matching and not any(fnmatchcase(name, pattern) for pattern in exclude):
-            sets[name] = matching[0] if isinstance(matching[0], LevelSet) else LevelSet(matching[0])
-    return sets
+    patterns = dict(levels) if isinstance(levels, Mapping) else {"*": levels}
+    first = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in names}
+    excluded = {p: [name for name in names if fnmatchcase(name, p)] for p in exclude}
+    idle = [p for p in patterns if p not in first.values()] + [p for p, found in excluded.items() if not found]
+    if idle:
+        raise BadInput(
+            f"the pattern {idle[0]!r} of the labelling decides about no parameter (the first that fits counts); "
+            f"there are {', '.join(names)}"
+        )
+    out = {name for found in excluded.values() for name in found}
+    return {
+        name: given if isinstance(given := patterns[pattern], LevelSet) else LevelSet(given)
+        for name, pattern in first.items()
+        if pattern is not None and name not in out
+    }

@@ -162,6 +162,19 @@ def test_flips_count_the_labels_that_changed_since_the_last_look(solver):
     assert inference.diagnostics()["flips"] == 0
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_clearing_the_networks_gradients_does_no_harm(solver, set_to_none):
+    """`zero_grad` of the network or of a loop's own optimizer replaces the gradients that are views of the vector."""
+    _, inference, loss = problem({"first.*": [-1, 0, 1], "*": [-1, 1]}, solver, exclude=["last.bias"])
+    expected = steps(inference, loss, 10)
+    model, inference, loss = problem({"first.*": [-1, 0, 1], "*": [-1, 1]}, solver, exclude=["last.bias"])
+    losses = []
+    for _ in range(10):
+        model.zero_grad(set_to_none)
+        losses += steps(inference, loss, 1)
+    assert losses == expected
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
