@@ -13,8 +13,8 @@ import torch
 from mrfquant.training.checkpoints import Checkpoints
 
 COMMAND = [sys.executable, "-m", "mrfquant.run"]
-CONFIG = ["--gin", "gin/ref_lenet5_digits.gin"]
-for binding in ("iterations = 240", "eval_interval = 30", "log_interval = 10", "batch_size = 50"):
+CONFIG = ["--gin", "gin/pmf_lenet300_digits.gin"]
+for binding in ("iterations = 600", "eval_interval = 70", "log_interval = 10", "batch_size = 50"):
     CONFIG += ["--set", f"Trainer.{binding}"]
 ENVIRONMENT = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
 
@@ -69,7 +69,7 @@ def same(a, b):
 def test_killed_at_three_random_points_a_run_ends_the_same(tmp_path):
     assert finish(*CONFIG, "--out", tmp_path / "whole")[0] == 0
     folder = tmp_path / "killed"
-    points = sorted(random.SystemRandom().sample(range(10, 230), 3))
+    points = sorted(random.SystemRandom().sample(range(10, 580), 3))
     process = start(*CONFIG, "--out", folder)
     for point in points:
         status, output = stop_at(process, folder, point, signal.SIGKILL)

@@ -99,6 +99,27 @@ def test_the_tested_model_is_the_best_on_validation(finished):
     assert validated[summary["best_iteration"]] == summary["best_val_top1"]
 
 
+def test_a_quantized_run_ends_on_its_levels_and_reports_its_labels(run, tmp_path):
+    status, out, _ = run("--gin", "gin/pmf_lenet300_digits.gin", *SHORT, "--out", tmp_path / "run")
+    assert status == 0
+    assert out.startswith("PMF  1-bit lenet300 on digits")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["labelled"], summary["bits"]) == (summary["parameters"], 1)
+    best = tmp_path / "run" / "checkpoints" / f"best-{summary['best_iteration']:08d}.pt"
+    for name, tensor in torch.load(best, weights_only=True)["model"].items():
+        if "weight" in name or "bias" in name:
+            assert set(tensor.unique().tolist()) == {-1.0, 1.0}
+    record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"beta", "entropy", "decided", "flips", "relaxed_val_top1", "val_top1"} <= record.keys()
+
+
+def test_per_layer_entropies_are_recorded_on_request(run, tmp_path):
+    extra = ["--set", "Trainer.per_layer = True"]
+    assert run("--gin", "gin/pmf_lenet300_digits.gin", *SHORT, *extra, "--out", tmp_path / "run")[0] == 0
+    record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 0 < record["entropy/layers.1.weight"] <= 1
+
+
 def test_smoke_marks_stand_in_data_everywhere(run, tmp_path):
     status, out, _ = run("--gin", "gin/ref_lenet300_mnist.gin", "--smoke", "--out", tmp_path / "smoke")
     assert status == 0
