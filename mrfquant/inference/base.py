@@ -146,8 +146,7 @@ class Inference(ABC):
 
     def settings(self) -> dict[str, float]:
         """What is in force now, known without touching a tensor."""
-        rate = {"learning_rate": self.optimizer.param_groups[0]["lr"]}
-        return rate if not self.labelling.blocks else {**rate, "beta": self.beta}
+        return {"learning_rate": self.optimizer.param_groups[0]["lr"]}
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:

@@ -62,6 +62,9 @@ class ProjectedInference(Inference):
     def labels(self, block: Block, x: Tensor) -> Tensor:
         return block.likeliest(x)
 
+    def settings(self) -> dict[str, float]:
+        return super().settings() | ({"beta": self.beta} if self.relaxed else {})
+
     def restore(self, block: Block, x: Tensor) -> None:
         if not block.is_pair:
             u = x if not self.auxiliary else self.projection.planes(x, self.beta)

@@ -1,0 +1,107 @@
+"""python -m mrfquant.reproduce: run the cells of the paper's tables and set the results beside the paper's."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mrfquant.command_line import guarded
+from mrfquant.errors import BadInput
+from mrfquant.files import write_text
+from mrfquant.reproduction import TABLES, Campaign, Cell, render
+
+EPILOG = """examples:
+  python -m mrfquant.reproduce results --rows mnist --seeds 3 --jobs 2
+  python -m mrfquant.reproduce results --rows cifar10 --methods PMF,BC --scale small
+  python -m mrfquant.reproduce results --rows mnist --out runs/baselines     (all done: prints the table)
+
+What is done is kept: interrupted or run again, it goes on where it stopped, inside a run too.
+exit status: 0 every cell is done, 1 some failed, 2 bad input, 130 interrupted"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    p = argparse.ArgumentParser(
+        prog="python -m mrfquant.reproduce",
+        description="Run the cells of the paper's tables and set the results beside the paper's.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("table", choices=list(TABLES), metavar="TABLE", help=", ".join(TABLES))
+    p.add_argument("--rows", metavar="NAMES", help="data sets or networks, comma-separated (default: all)")
+    p.add_argument("--methods", metavar="NAMES", help="columns, comma-separated (default: all)")
+    p.add_argument("--seeds", type=int, default=1, help="runs of every cell (default: 1)")
+    p.add_argument("--scale", choices=["paper", "small"], default="paper", help="budget (default: paper)")
+    p.add_argument("--jobs", type=int, default=1, help="cells at a time; they share the cores (default: 1)")
+    p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
+    p.add_argument("--data", metavar="ROOT", help="data root (default: $MRFQUANT_DATA, or ~/.cache/mrfquant/data)")
+    p.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/reproduce"), help="default: runs/reproduce")
+    p.add_argument("--wandb", choices=["online", "offline", "disabled"], default="disabled", help="default: disabled")
+    p.add_argument("--smoke", action="store_true", help="20 iterations on stand-in data in every cell")
+    p.add_argument("--markdown", metavar="FILE", type=Path, help="write the table there, too")
+    return p
+
+
+def chosen(arguments: argparse.Namespace) -> list[Cell]:
+    """The cells of the table that the arguments ask for."""
+    from mrfquant.config import CONFIGS
+
+    cells = TABLES[arguments.table]
+    if arguments.scale == "small":
+        cells = [c for c in cells if (CONFIGS / "small" / f"{c.config}.gin").exists()]
+    if not cells:
+        raise BadInput(f"the table {arguments.table} has no cell at --scale {arguments.scale}: leave that out")
+    cells = _matching(cells, arguments.rows, "--rows", lambda c: (c.dataset, c.model, f"{c.dataset}-{c.model}"))
+    return _matching(cells, arguments.methods, "--methods", lambda c: (c.column,))
+
+
+def _matching(cells: Sequence[Cell], names: str | None, flag: str, of: object) -> list[Cell]:
+    if names is None:
+        return list(cells)
+    wanted = [name.strip().lower() for name in names.split(",")]
+    known = dict.fromkeys(name for cell in cells for name in of(cell))  # type: ignore[operator]
+    for name in wanted:
+        if name not in {k.lower() for k in known}:
+            raise BadInput(f"{flag} {name!r} is not in this table: choose among {', '.join(known)}")
+    return [cell for cell in cells if any(name.lower() in wanted for name in of(cell))]  # type: ignore[operator]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run what is missing, print the table."""
+    for flag in ("seeds", "jobs"):
+        if getattr(arguments, flag) < 1:
+            raise BadInput(f"--{flag} {getattr(arguments, flag)}, expected at least 1")
+    cells = chosen(arguments)
+    options = ["--wandb", arguments.wandb, "--device", arguments.device]
+    options += ["--data", arguments.data] if arguments.data else []
+    campaign = Campaign(
+        cells, arguments.seeds, arguments.scale, arguments.out, arguments.jobs, options, arguments.smoke
+    )
+    total = len(cells) * arguments.seeds
+    done = sum(map(len, campaign.accuracies().values()))
+    print(f"{total} runs, {done} done already", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill stops like Ctrl-C
+    failed = 0
+    for outcome in campaign.run():
+        done, what = done + 1, f"{outcome.cell.config} {' '.join(outcome.cell.settings)} seed {outcome.seed}"
+        failed += outcome.accuracy is None
+        result = f"{outcome.accuracy:.2f} %" if outcome.accuracy is not None else f"failed: {outcome.message}"
+        print(f"[{done}/{total}] {' '.join(what.split())}: {result}", flush=True)
+    table = render(cells, campaign.accuracies())
+    data = ", STAND-IN DATA" if arguments.smoke else ""
+    print(f"\nTest top-1 in percent, {arguments.seeds} seed(s), {arguments.scale} scale{data}\n\n{table}")
+    if arguments.markdown:
+        write_text(arguments.markdown, table + "\n")
+    return 1 if failed else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point."""
+    return guarded(run, parser().parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""The paper's tables as cells: a configuration each, with the accuracy that the paper reports.
+
+Figures: Ajanthan, Dokania, Hartley, Torr, "Proximal Mean-field for Neural Network Quantization", ICCV 2019; the column
+PMF retuned is from the authors' later settings in their repository.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+COLUMNS = ("REF", "BC", "PQ", "PICM", "PGD", "PMF", "PMF retuned")
+RESULTS = {
+    ("mnist", "lenet300"): (98.55, 98.05, 98.13, 98.18, 98.21, 98.24, None),
+    ("mnist", "lenet5"): (99.39, 99.30, 99.27, 99.31, 99.28, 99.44, None),
+    ("cifar10", "vgg16"): (93.01, 86.40, 90.11, 88.96, 88.48, 90.51, 91.40),
+    ("cifar10", "resnet18"): (94.64, 91.60, 92.32, 92.02, 92.60, 92.73, 93.24),
+    ("cifar100", "vgg16"): (70.33, 43.70, 55.10, 45.65, 57.83, 61.52, 64.71),
+    ("cifar100", "resnet18"): (73.85, 69.93, 68.35, 70.85, 70.60, 71.85, 71.56),
+    ("tinyimagenet", "resnet18"): (56.41, 49.33, 49.97, 49.66, 49.60, 51.00, 51.52),
+}
+NO_AUXILIARY = {
+    ("mnist", "lenet300"): 96.74,
+    ("mnist", "lenet5"): 98.78,
+    ("cifar10", "vgg16"): 80.18,
+    ("cifar10", "resnet18"): 87.36,
+}
+TWO_BIT = {("cifar10", "resnet18"): 92.88, ("cifar10", "vgg16"): 91.27}
+RHOS = (1.01, 1.02, 1.05, 1.1, 1.2)  # the range that the paper cross-validates
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of a table: a configuration, run with several seeds.
+
+    Attributes:
+        config: the name of the gin file. settings: further bindings. paper: its accuracy in percent, if it has one.
+    """
+
+    dataset: str
+    model: str
+    column: str
+    config: str
+    settings: tuple[str, ...] = ()
+    paper: float | None = None
+
+
+def _cell(row: tuple[str, str], column: str, prefix: str, paper: float | None, *settings: str) -> Cell:
+    dataset, model = row
+    return Cell(dataset, model, column, f"{prefix}_{model}_{dataset}", settings, paper)
+
+
+def _results() -> list[Cell]:
+    cells = []
+    for row, figures in RESULTS.items():
+        for column, paper in zip(COLUMNS, figures, strict=True):
+            if column != "PMF retuned" or paper is not None:
+                cells.append(_cell(row, column, column.lower().replace(" ", "_"), paper))
+        cells.append(_cell(row, "MD", "md", None))
+    return cells
+
+
+TABLES: dict[str, list[Cell]] = {
+    "results": _results(),
+    "no-auxiliary": [
+        cell
+        for row, paper in NO_AUXILIARY.items()
+        for cell in (
+            _cell(row, "PMF without auxiliary", "pmf_no_auxiliary", paper),
+            _cell(row, "PMF", "pmf", RESULTS[row][COLUMNS.index("PMF")]),
+        )
+    ],
+    "two-bit": [_cell(row, "PMF 2-bit", "pmf_2bit", paper) for row, paper in TWO_BIT.items()],
+    "rho": [_cell(("cifar10", "resnet18"), f"rho {rho}", "pmf", None, f"Geometric.rho = {rho}") for rho in RHOS],
+}
+
+
+def render(cells: Sequence[Cell], accuracies: Mapping[Cell, Sequence[float]]) -> str:
+    """A Markdown table, a row per data set and network: ours (mean ± sample standard deviation over the seeds), the
+    paper's, and the difference. Cells without a finished run show a dash."""
+    columns = list(dict.fromkeys(cell.column for cell in cells))
+    rows = list(dict.fromkeys((cell.dataset, cell.model) for cell in cells))
+    lines = ["| data, network | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
+    for row in rows:
+        found = {cell.column: cell for cell in cells if (cell.dataset, cell.model) == row}
+        texts = [_text(found.get(column), accuracies) for column in columns]
+        lines.append(f"| {row[0]}, {row[1]} | " + " | ".join(texts) + " |")
+    return "\n".join(lines)
+
+
+def _text(cell: Cell | None, accuracies: Mapping[Cell, Sequence[float]]) -> str:
+    ours = accuracies.get(cell, ()) if cell else ()
+    paper = "" if cell is None or cell.paper is None else f"paper {cell.paper:.2f}"
+    if not ours:
+        return paper and f"- ({paper})"
+    mean = statistics.mean(ours)
+    text = f"{mean:.2f}" + (f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else "")
+    return text if not paper else f"{text} ({paper}, {mean - cell.paper:+.2f})"
