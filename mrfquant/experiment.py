@@ -12,6 +12,7 @@ from torch import nn
 
 import mrfquant.models  # noqa: F401 - registers the networks with gin
 from mrfquant.data import Dataset, stand_in
+from mrfquant.distributed import Team, synchronise_batch_norm
 from mrfquant.errors import BadInput
 from mrfquant.inference import Inference, Reference
 from mrfquant.labelling import Labelling
@@ -26,7 +27,7 @@ for _name in torch.optim.__all__:  # every optimizer of torch under its own name
 SMOKE_ITERATIONS = 20
 
 
-@configurable(supplied=["device", "data_root"])
+@configurable(supplied=["device", "data_root", "team"])
 class Experiment:
     """Data, network, solver, in that order; `trainer` adds the loop.
 
@@ -55,14 +56,17 @@ class Experiment:
         *,
         device: torch.device,
         data_root: Path,
+        team: Team | None = None,
     ) -> None:
-        self.seed, self.smoke, self.device = seed, smoke, device
+        self.seed, self.smoke, self.device, self.team = seed, smoke, device, team or Team()
         torch.manual_seed(seed)
         made = stand_in(dataset.__name__) if smoke else dataset(data_root)
         self.dataset: Dataset = made.to(device)
         self.model: nn.Module = model(self.dataset.shape, self.dataset.num_classes).to(device)
         if channels_last or (channels_last is None and device.type == "cuda"):
             self.model = self.model.to(memory_format=torch.channels_last)
+        if self.team.world_size > 1:
+            self.model = synchronise_batch_norm(self.model, device)
         self.labelling = Labelling(self.model)
         self.inference: Inference = inference(self.labelling, _refusing(optimizer))
 
@@ -77,6 +81,7 @@ class Experiment:
             seed=self.seed,
             checkpoints=checkpoints,
             collectors=collectors,
+            team=self.team,
             **more,
         )
         if self.smoke:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +52,13 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Build the experiment, train it, write and print its summary."""
+def run(arguments: argparse.Namespace, collectors: Sequence[Any] = ()) -> int:
+    """Build the experiment, train it, write and print its summary; `collectors` get its figures, too."""
     # Imported here so that --help and a mistyped flag answer at once.
     from mrfquant.config import Config
     from mrfquant.data import data_root
     from mrfquant.devices import choose_device
+    from mrfquant.distributed import join_team, noticing_lost_peers
     from mrfquant.experiment import Experiment
     from mrfquant.run_folder import RunFolder, new_run_path
     from mrfquant.training import Console, Interrupted, JsonLines
@@ -68,30 +72,36 @@ def run(arguments: argparse.Namespace) -> int:
         config = Config(folder.config)
     else:
         config = Config(arguments.gin, bindings(arguments))
+    team, device = join_team(choose_device(arguments.device))
     with config.explaining():
-        experiment = Experiment(device=choose_device(arguments.device), data_root=data_root(arguments.data))
+        experiment = Experiment(device=device, data_root=data_root(arguments.data), team=team)
         trainer = experiment.trainer()
         config.refuse_unused()
     if not resumed:
         path = arguments.out or new_run_path(Path("runs"), config.file.stem, experiment.seed)
-        folder = RunFolder.create(path, config.text())
-    console = Console(folder.log)
+        path = Path(team.agree(str(path)))
+        folder = RunFolder.create(path, config.text()) if team.leads else RunFolder(path)
+    console = Console(folder.log) if team.leads else Console(Path(os.devnull), open(os.devnull, "w"))  # noqa: SIM115
     try:
-        folder.write_environment(experiment.device)
-        folder.write_operative(config.operative())
+        if team.leads:
+            folder.write_environment(device)
+            folder.write_operative(config.operative())
         introduce(console.say, experiment, trainer, folder)
         if resumed:
             go_on(console.say, trainer, folder)
         trainer.checkpoints = folder.checkpoints
-        trainer.collectors = [console, JsonLines(folder.metrics), *wandb_collectors(arguments, experiment, folder)]
+        if team.leads:
+            wandb = wandb_collectors(arguments, experiment, folder)
+            trainer.collectors = [console, JsonLines(folder.metrics), *wandb, *collectors]
         summary = None
         try:
-            with StopRequest() as stop:
+            with StopRequest() as stop, noticing_lost_peers():
                 trainer.should_stop = stop
                 result = trainer.run()
             summary = {**experiment.identity(), "iterations": trainer.iterations, **result}
             summary |= {"seconds": trainer.seconds, "steps_per_second": trainer.iterations / trainer.seconds}
-            folder.write_summary(summary)
+            if team.leads:
+                folder.write_summary(summary)
         finally:
             for collector in trainer.collectors:
                 collector.finish(summary)
@@ -99,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     except Interrupted:
         console.say(f"stopped at iteration {trainer.iteration:,}; go on with: {parser().prog} --resume {folder.path}")
-        return 128 + stop.signal
+        return 128 + (stop.signal or signal.SIGTERM)
     except (RunFailed, BadInput) as error:
         console.say(f"the run did not finish: {error}")
         raise
@@ -139,7 +149,9 @@ def introduce(say: Any, experiment: Any, trainer: Any, folder: Any) -> None:
     if data.stand_in:
         say(f"STAND-IN DATA of the shape of {who['dataset']}: shows that the config works, its figures mean nothing")
     bits = "" if who["bits"] == 32 else f"{who['bits']}-bit "
-    say(f"{who['method']}  {bits}{who['model']} on {who['dataset']}, seed {who['seed']}, on {experiment.device}")
+    processes = f"{experiment.team.world_size} x " if experiment.team.world_size > 1 else ""
+    where = f"{processes}{experiment.device.type}"
+    say(f"{who['method']}  {bits}{who['model']} on {who['dataset']}, seed {who['seed']}, on {where}")
     say(f"{who['parameters']:,} parameters, {who['labelled']:,} of them quantized; {trainer.iterations:,} iterations")
     say(f"{len(data.train):,} training, {len(data.val):,} validation, {len(data.test):,} test images")
     say(f"folder {folder.path}")

@@ -66,6 +66,12 @@ class RunFolder:
         path = self.path / "summary.json"
         return json.loads(path.read_text()) if path.exists() else None
 
+    def best(self) -> dict[str, Any]:
+        """The best model: `model`, its state dict, rounded; `solution`, where the solver stood."""
+        if (summary := self.summary()) is None:
+            raise BadInput(f"{self.path} is not finished: resume it first")
+        return self.checkpoints.best(summary["best_iteration"])
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Finish the run."""
         write_json(self.path / "summary.json", summary)

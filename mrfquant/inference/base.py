@@ -97,7 +97,7 @@ class Inference(ABC):
     @torch.no_grad()
     def step(self) -> None:
         """One update from the gradient that backward has left; the gradient is cleared."""
-        self.labelling.collect_gradient()
+        self.labelling.gradients()  # collects them
         for block, x in self.pairs():
             x.grad = self.gradient(block, x)
         self.optimizer.step()
@@ -177,28 +177,35 @@ class Inference(ABC):
             found[name] = entropies[start][first - start : last - start].mean().item()
         return found
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that a later `load_state_dict` needs to go on as if nothing had happened."""
+    def solution(self) -> dict[str, Any]:
+        """Where the solver stands, without what it needs only to go on: enough to round or to sample again."""
         return {
             "iteration": self.iteration,
             "variables": self.variables,
             "w": self.labelling.labelled.w,
             "free": self.labelling.free.w,
-            "optimizer": self.optimizer.state_dict(),
-            "looked": self._looked,
         }
 
     @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of the same solver on the same labelling."""
-        self.iteration, self._looked = state["iteration"], state["looked"]
-        for x, saved in zip(self.variables, state["variables"], strict=True):
+    def load_solution(self, solution: dict[str, Any]) -> None:
+        """Stand where a solver of the same kind on the same labelling stood."""
+        self.iteration = solution["iteration"]
+        for x, saved in zip(self.variables, solution["variables"], strict=True):
             x.copy_(saved)
-        self.labelling.labelled.w.copy_(state["w"])
-        self.labelling.free.w.copy_(state["free"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.labelling.labelled.w.copy_(solution["w"])
+        self.labelling.free.w.copy_(solution["free"])
         for block, x in self.pairs():
             self.restore(block, x)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a later `load_state_dict` needs to go on as if nothing had happened."""
+        return {**self.solution(), "optimizer": self.optimizer.state_dict(), "looked": self._looked}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state of the same solver on the same labelling."""
+        self.load_solution(state)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._looked = state["looked"]
 
     def _draw(self, block: Block) -> Tensor:
         return self.labelling.initial_weights()[block.start : block.start + block.m]

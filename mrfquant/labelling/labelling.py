@@ -79,10 +79,11 @@ class Labelling:
                 nn.init.normal_(view, std=0.1)
         return start
 
-    def collect_gradient(self) -> None:
-        """Make sure that the vectors hold what backward has accumulated."""
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """What backward has accumulated, of the labelled and of the free parameters: (m,) each."""
         self.labelled.collect()
         self.free.collect()
+        return self.labelled.g, self.free.g
 
     def zero_gradient(self) -> None:
         """Clear what backward has accumulated."""

@@ -47,7 +47,7 @@ class Checkpoints:
                 state = _load(path)
             except BadInput as error:
                 warn(f"{error}: falling back to the one before")
-                path.unlink()
+                path.unlink(missing_ok=True)
                 continue
             if state["best_iteration"] is None or self._path("best", state["best_iteration"]).exists():
                 return state

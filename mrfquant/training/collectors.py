@@ -97,7 +97,7 @@ class Console(Collector):
                 file=self.stream,
                 unit="step",
                 dynamic_ncols=True,
-                bar_format="{percentage:3.0f}% {bar:24} {n_fmt}/{total_fmt} {postfix} {rate_fmt} {remaining} left",
+                bar_format="{percentage:3.0f}% {bar:16} {n_fmt}/{total_fmt}{postfix}  {rate_fmt}  {remaining} left",
             )
 
     def step(self, iteration: int) -> None:
@@ -110,7 +110,7 @@ class Console(Collector):
         self._shown.update(values)
         if self._bar is not None:
             self._bar.set_postfix_str(
-                _figures(self._shown, ("loss", "val_top1", "entropy", "learning_rate", "beta")), refresh=False
+                _figures(self._shown, ("loss", "val_top1", "learning_rate", "beta")), refresh=False
             )
         if "val_top1" in values:
             self.say(self._line(iteration, values))

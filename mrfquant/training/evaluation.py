@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mrfquant.data import Dataset, Split, evaluation_batches
+from mrfquant.distributed import Team
 
 
 @torch.inference_mode()
@@ -18,24 +19,26 @@ def evaluate(
     split: Split,
     batch_size: int = 1000,
     forward: Callable[[Tensor], Tensor] | None = None,
+    team: Team | None = None,
 ) -> dict[str, float]:
     """Top-1 and top-5 accuracy in percent and mean cross-entropy, in evaluation mode, without augmentation.
 
     Args:
         model: the network, put back into the mode it was in.
         forward: what to call in its place, for example the compiled network.
+        team: processes that share the work and all get the answer.
     """
-    forward = forward or model
+    forward, team = forward or model, team or Team()
     training = model.training
     model.eval()
-    correct = torch.zeros(2, dtype=torch.int64, device=split.labels.device)
-    loss = torch.zeros((), dtype=torch.float64, device=split.labels.device)
-    for images, labels in evaluation_batches(split, batch_size, dataset.mean, dataset.std):
+    sums = torch.zeros(3, device=split.labels.device)  # counts are exact in float32 up to 16 million
+    part = Split(split.images[team.rank :: team.world_size], split.labels[team.rank :: team.world_size])
+    for images, labels in evaluation_batches(part, batch_size, dataset.mean, dataset.std):
         logits = forward(images).float()
-        loss += functional.cross_entropy(logits, labels, reduction="sum")
         best = logits.topk(min(5, logits.shape[1]), dim=1).indices
         hits = best == labels[:, None]
-        correct += torch.stack([hits[:, 0].sum(), hits.sum()])
+        loss = functional.cross_entropy(logits, labels, reduction="sum")
+        sums += torch.stack([hits[:, 0].sum(), hits.sum(), loss])
     model.train(training)
-    top1, top5 = (100 * correct / len(split)).tolist()  # the only host-device sync
-    return {"top1": top1, "top5": top5, "loss": loss.item() / len(split)}
+    top1, top5, loss = (team.total(sums) / len(split)).tolist()  # the only host-device sync
+    return {"top1": 100 * top1, "top5": 100 * top5, "loss": loss}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mrfquant.data import Batches, Dataset
+from mrfquant.distributed import Team
 from mrfquant.errors import RunFailed
 from mrfquant.inference import Inference
 from mrfquant.schedules import Constant, Schedule
@@ -20,12 +21,14 @@ from mrfquant.training.checkpoints import Checkpoints
 from mrfquant.training.collectors import Collector
 from mrfquant.training.evaluation import evaluate
 
+AGREE_INTERVAL = 10  # iterations
+
 
 class Interrupted(Exception):
     """The run was asked to stop and has saved its state."""
 
 
-@configurable(supplied=["model", "dataset", "inference", "seed", "checkpoints", "collectors", "should_stop"])
+@configurable(supplied=["model", "dataset", "inference", "seed", "checkpoints", "collectors", "should_stop", "team"])
 class Trainer:
     """Minimises the cross-entropy of `model` with `inference`; the best on validation is the result.
 
@@ -59,14 +62,17 @@ class Trainer:
         checkpoints: Checkpoints | None = None,
         collectors: Sequence[Collector] = (),
         should_stop: Callable[[], bool] = lambda: False,
+        team: Team | None = None,
     ) -> None:
         self.model, self.dataset, self.inference = model, dataset, inference
         self.iterations, self.eval_interval, self.log_interval = iterations, eval_interval, log_interval
         self.learning_rate = learning_rate or Constant(1.0)
         self.label_smoothing, self.per_layer = label_smoothing, per_layer
         self.checkpoints, self.collectors, self.should_stop = checkpoints, collectors, should_stop
+        self.team = team or Team()
         self.device = dataset.train.images.device
-        self.batches = Batches(dataset.train, batch_size, dataset.mean, dataset.std, augment=dataset.augment, seed=seed)
+        ranks = (self.team.rank, self.team.world_size)
+        self.batches = Batches(dataset.train, batch_size, dataset.mean, dataset.std, dataset.augment, seed, *ranks)
         low = precision == "bfloat16" or (precision == "auto" and self.device.type == "cuda")
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=low)
         self.forward: Callable[[Tensor], Tensor] = torch.compile(model) if compile else model
@@ -91,7 +97,7 @@ class Trainer:
             evaluate_now = self.iteration % self.eval_interval == 0 or self.iteration == self.iterations
             if evaluate_now or self.iteration % self.log_interval == 0:
                 self._record(evaluate_now)
-            if self.should_stop() and self.iteration < self.iterations:
+            if self._asked_to_stop() and self.iteration < self.iterations:
                 self._finite_losses()
                 self._save()
                 raise Interrupted
@@ -103,9 +109,16 @@ class Trainer:
         with self.autocast:
             loss = functional.cross_entropy(self.forward(images), labels, label_smoothing=self.label_smoothing)
         loss.backward()
+        self.team.average(self.inference.labelling.gradients())
         self.inference.step()
         self._losses.append(loss.detach())
         self.iteration += 1
+
+    def _asked_to_stop(self) -> bool:
+        """Processes stop together, so they have to agree, which costs a sync: now and then."""
+        if self.team.world_size > 1 and self.iteration % AGREE_INTERVAL:
+            return False
+        return self.team.any(self.should_stop(), self.device)
 
     def _record(self, evaluate_now: bool) -> None:
         losses = self._finite_losses()
@@ -126,7 +139,9 @@ class Trainer:
 
     def _finite_losses(self) -> list[float]:
         """The losses since the last record, on the host; the run ends here if one of them is not a number."""
-        losses = torch.stack(self._losses).tolist() if self._losses else []
+        losses = torch.stack(self._losses) if self._losses else torch.zeros(0)
+        self.team.average([losses])
+        losses = losses.tolist()
         for index, loss in enumerate(losses):
             if not math.isfinite(loss):
                 kept = "the last good checkpoint is kept" if self.checkpoints else "nothing was saved"
@@ -137,26 +152,28 @@ class Trainer:
     def _validate(self) -> dict[str, float]:
         figures = {}
         if self.inference.relaxed:
-            relaxed = evaluate(self.model, self.dataset, self.dataset.val, forward=self.forward)
+            relaxed = evaluate(self.model, self.dataset, self.dataset.val, forward=self.forward, team=self.team)
             figures["relaxed_val_top1"] = relaxed["top1"]
         with self.inference.rounded():
-            found = evaluate(self.model, self.dataset, self.dataset.val, forward=self.forward)
+            found = evaluate(self.model, self.dataset, self.dataset.val, forward=self.forward, team=self.team)
             if self.best is None or found["top1"] > self.best["val_top1"]:
                 self.best = {"iteration": self.iteration, "val_top1": found["top1"]}
-                state = {**self.best, "model": self.model.state_dict()}
-                if self.checkpoints:
-                    self.checkpoints.save_best(self.iteration, state)
-                else:
-                    self._best_state = {n: t.clone() for n, t in state["model"].items()}
+                self._best_state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        if self.best["iteration"] == self.iteration and self.checkpoints:
+            if self.team.leads:
+                best = {**self.best, "model": self._best_state, "solution": self.inference.solution()}
+                self.checkpoints.save_best(self.iteration, best)
+            self._best_state = None  # it is on the disk
         return {f"val_{name}": value for name, value in found.items()} | figures
 
     def _test(self) -> dict[str, float]:
         """Load the best model into the network and test it."""
+        self.team.any(False, self.device)  # until the leader has written it
         if self.checkpoints:
             self._best_state = self.checkpoints.best(self.best["iteration"], self.device)["model"]
         self.inference.labelling.refuse_off_levels(self._best_state)
         self.model.load_state_dict(self._best_state)
-        found = evaluate(self.model, self.dataset, self.dataset.test, forward=self.forward)
+        found = evaluate(self.model, self.dataset, self.dataset.test, forward=self.forward, team=self.team)
         return {
             "best_iteration": self.best["iteration"],
             "best_val_top1": self.best["val_top1"],
@@ -165,7 +182,7 @@ class Trainer:
         }
 
     def _save(self) -> None:
-        if self.checkpoints:
+        if self.checkpoints and self.team.leads:
             self.checkpoints.save(self.iteration, self.state_dict(), self.best and self.best["iteration"])
 
     def state_dict(self) -> dict[str, Any]:

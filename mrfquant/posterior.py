@@ -1,0 +1,127 @@
+"""python -m mrfquant.posterior: networks sampled from the learned distribution over labels, alone and averaged."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from mrfquant.command_line import guarded
+from mrfquant.errors import BadInput
+
+EPILOG = """example:
+  python -m mrfquant.posterior runs/pmf_lenet300_digits-seed0-20260101-120000 --samples 1,5,20
+
+The distribution is that of the run's best model. Once beta is at its cap every label is decided and all samples are the
+rounded network: stop the annealing early (a smaller Geometric.cap) for a distribution worth sampling from."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    p = argparse.ArgumentParser(
+        prog="python -m mrfquant.posterior",
+        description="Average networks sampled from the learned distribution over labels.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("run", metavar="RUN", type=Path, help="the folder of a quantized run")
+    p.add_argument("--samples", default="1,5,20", help="sizes of the ensembles, comma-separated (default: 1,5,20)")
+    p.add_argument("--seed", type=int, default=0, help="seed of the samples (default: 0)")
+    p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
+    p.add_argument("--data", metavar="ROOT", help="data root (default: $MRFQUANT_DATA, or ~/.cache/mrfquant/data)")
+    p.add_argument("--json", metavar="FILE", type=Path, help="write the figures there, too")
+    return p
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate the rounded network, the one of expected weights and the ensembles; print a table."""
+    try:
+        sizes = sorted({int(size) for size in arguments.samples.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or sizes[0] < 1:
+        raise BadInput(f"--samples {arguments.samples!r}, expected whole numbers above 0, as in 1,5,20")
+    import torch
+    from tqdm import tqdm
+
+    from mrfquant.config import Config
+    from mrfquant.data import data_root
+    from mrfquant.devices import choose_device
+    from mrfquant.experiment import Experiment
+    from mrfquant.files import write_json
+    from mrfquant.run_folder import RunFolder
+
+    folder = RunFolder.open(arguments.run)
+    config = Config(folder.config)
+    with config.explaining():
+        experiment = Experiment(device=choose_device(arguments.device), data_root=data_root(arguments.data))
+        experiment.inference.budget = experiment.trainer().iterations
+    best = folder.best()
+    inference = experiment.inference
+    experiment.model.load_state_dict(best["model"])  # batch-norm statistics; the weights follow
+    inference.load_solution(best["solution"])
+    if not inference.labelling.blocks:
+        raise BadInput(f"{folder.path} is not quantized: there is no distribution over labels to sample from")
+
+    def probabilities(weights: AbstractContextManager[None]) -> Any:
+        with weights:
+            return predict(experiment)
+
+    found = {"rounded": score(probabilities(inference.rounded()), experiment)}
+    found["expected weights"] = score(probabilities(nullcontext()), experiment)
+    generator = torch.Generator(experiment.device).manual_seed(arguments.seed)
+    total = 0
+    for count in tqdm(range(1, sizes[-1] + 1), desc="sampling", leave=False, disable=None):
+        total = total + probabilities(inference.sampled(generator))
+        if count in sizes:
+            found[f"{count} sampled"] = score(total / count, experiment)
+    entropy = inference.diagnostics()["entropy"]
+    print(f"{folder.path}, iteration {inference.iteration:,}: entropy of the labels {entropy:.4f} bits per weight")
+    print(f"{'network':<18}{'test top-1':>12}{'NLL':>10}{'calibration error':>20}")
+    for name, figures in found.items():
+        print(f"{name:<18}{figures['top1']:>10.2f} %{figures['nll']:>10.4f}{100 * figures['ece']:>18.2f} %")
+    if arguments.json:
+        write_json(arguments.json, {"entropy": entropy, **found})
+    return 0
+
+
+def predict(experiment: Any) -> Any:
+    """Class probabilities of the network on the test images, (n, classes)."""
+    import torch
+
+    from mrfquant.data import evaluation_batches
+
+    data = experiment.dataset
+    experiment.model.eval()
+    with torch.inference_mode():
+        batches = evaluation_batches(data.test, 1000, data.mean, data.std)
+        return torch.cat([experiment.model(images).softmax(1) for images, _ in batches])
+
+
+def score(probabilities: Any, experiment: Any) -> dict[str, float]:
+    """Accuracy in percent, negative log-likelihood, expected calibration error over 15 bins."""
+    from torch.nn import functional
+
+    from mrfquant.data.torchvision_import import import_torchvision
+
+    import_torchvision()  # torchmetrics imports it, and some builds need help
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    labels = experiment.dataset.test.labels
+    classes = experiment.dataset.num_classes
+    return {
+        "top1": 100 * (probabilities.argmax(1) == labels).double().mean().item(),
+        "nll": functional.nll_loss(probabilities.clamp(min=1e-12).log(), labels).item(),
+        "ece": multiclass_calibration_error(probabilities, labels, classes, n_bins=15).item(),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point."""
+    return guarded(run, parser().parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Runs that belong together, the statistics of a group, and the settings in which runs differ."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mrfquant.errors import BadInput
+from mrfquant.reports.runs import Run, Warn, is_number, printable
+
+DEFAULT_BY = ("method", "model", "dataset", "bits")
+SEED = "Experiment.seed"
+NONE = "-"  # stands for what a run does not have
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with the same values of the fields they are grouped by.
+
+    Attributes:
+        key: those values, as text.
+        label: the values that tell this group from the others.
+    """
+
+    key: tuple[str, ...]
+    label: str
+    runs: list[Run]
+
+    @property
+    def finished(self) -> list[Run]:
+        """The runs that take part in the means."""
+        return [run for run in self.runs if run.finished]
+
+    @property
+    def seeds(self) -> int:
+        """How many different seeds have finished."""
+        return len({value_of(run, "seed") for run in self.finished})
+
+    def values(self, field: str) -> list[float]:
+        """A field of every finished run that has it."""
+        return [run.fields[field] for run in self.finished if is_number(run.fields.get(field))]
+
+    def mean(self, field: str) -> float | None:
+        """Mean of a field over the finished runs."""
+        return _mean(self.values(field))
+
+    def spread(self, field: str) -> float | None:
+        """Sample standard deviation of a field over the finished runs; None for fewer than two."""
+        values = self.values(field)
+        return statistics.stdev(values) if len(values) > 1 else None
+
+    def best(self, field: str) -> float | None:
+        """The largest value of a field."""
+        return max(self.values(field), default=None)
+
+    def entropy(self) -> float | None:
+        """Mean over the finished runs of the last recorded entropy, in bits per weight."""
+        ends = [run.series("entropy")[1][-1:] for run in self.finished]
+        return _mean([value for end in ends for value in end])
+
+    def kib(self) -> float | None:
+        """Size of the parameters in KiB: `bits` for a labelled one, 32 for the others."""
+        return _mean([size for run in self.runs if (size := _kib(run.fields)) is not None])
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _kib(fields: dict[str, Any]) -> float | None:
+    parameters, bits = fields.get("parameters"), fields.get("bits")
+    labelled = fields.get("labelled", parameters)
+    if not all(map(is_number, (parameters, bits, labelled))):
+        return None
+    return (labelled * bits + (parameters - labelled) * 32) / 8 / 1024
+
+
+def group_runs(runs: Sequence[Run], by: Sequence[str] = DEFAULT_BY) -> list[Group]:
+    """The groups of `runs` by summary fields or gin settings, best mean test top-1 first."""
+    for name in by:
+        _refuse_unknown(name, runs)
+    keyed: dict[tuple[tuple[str, ...], bool], list[Run]] = {}
+    for run in runs:
+        # Figures from stand-in data mean nothing: they are never averaged with others.
+        key = tuple(value_of(run, name) for name in by), bool(run.fields.get("stand_in"))
+        keyed.setdefault(key, []).append(run)
+    varies = [len(set(values)) > 1 for values in zip(*(key for key, _ in keyed), strict=True)]
+    varies[0] = varies[0] or not any(varies)
+    groups = []
+    for (key, stand_in), members in keyed.items():
+        words = [_word(name, value) for name, value, told in zip(by, key, varies, strict=True) if told]
+        groups.append(Group(key, " ".join(words) + (" (stand-in data)" if stand_in else ""), members))
+    return sorted(groups, key=lambda g: (-(g.mean("test_top1") or 0), g.key))
+
+
+def _word(name: str, value: str) -> str:
+    """A value in a label; what does not speak for itself comes with its name: 'rho 1.02'."""
+    if name == "bits" and value != NONE:
+        return f"{value} bit" if value == "1" else f"{value} bits"
+    return value if name in ("method", "model", "dataset", "run") else f"{name.rpartition('.')[2]} {value}"
+
+
+def value_of(run: Run, name: str) -> str:
+    """A summary field or a gin setting of a run as text; 'run' is its folder."""
+    if name == "run":
+        return run.name
+    return printable(as_text(run.fields[name]) if name in run.fields else run.settings.get(name, NONE))
+
+
+def as_text(value: Any) -> str:
+    """A value of a summary in a table: text as it is, the rest as JSON writes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _refuse_unknown(name: str, runs: Sequence[Run]) -> None:
+    known = {"run"}.union(*(run.fields for run in runs), *(run.settings for run in runs))
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "give fields of summary.json or gin settings as in operative.gin"
+        raise BadInput(f"--by {name!r}: no run has it; {hint}")
+
+
+def differing_settings(runs: Sequence[Run]) -> list[str]:
+    """The names of the settings that are not the same in all runs; the seed is left out."""
+    told = [run.settings for run in runs if run.settings]  # a run without operative.gin says nothing
+    names = set().union(*told) - {SEED}
+    return sorted((n for n in names if len({settings.get(n) for settings in told}) > 1), key=str.lower)
+
+
+def setting_values(group: Group, name: str) -> list[str]:
+    """The different values of a setting within a group: one, as a rule."""
+    return sorted({printable(run.settings.get(name, NONE)) for run in group.runs if run.settings})
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Settings of a part that only some groups use, with the same values in all of these.
+
+    Attributes:
+        settings: {parameter: value}.
+        users: the numbers of these groups, from 1.
+    """
+
+    part: str
+    settings: dict[str, str]
+    users: tuple[int, ...]
+
+
+def split_settings(groups: Sequence[Group]) -> tuple[list[str], list[Extra]]:
+    """The settings that differ, in two kinds: those with different values, and those that come with a part."""
+    valued: list[str] = []
+    extras: dict[tuple[str, tuple[int, ...]], dict[str, str]] = {}
+    for name in differing_settings([run for group in groups for run in group.runs]):
+        found = [setting_values(group, name) for group in groups]
+        values = {value for values in found for value in values} - {NONE}
+        if len(values) > 1 or any(len(values) > 1 for values in found):
+            valued.append(name)
+        else:
+            users = tuple(number for number, have in enumerate(found, 1) if have and have != [NONE])
+            part, _, parameter = name.rpartition(".")
+            extras.setdefault((part, users), {})[parameter] = values.pop()
+    return valued, [Extra(part, settings, users) for (part, users), settings in extras.items()]
+
+
+def check_groups(groups: Sequence[Group], by: Sequence[str], warn: Warn) -> None:
+    """Warn of means that are not what they seem: settings or seeds mixed, stand-in data."""
+    for group in groups:
+        name = group.label
+        if mixed := differing_settings(group.runs):
+            shown = ", ".join(mixed[:4]) + (f" and {len(mixed) - 4} more" if len(mixed) > 4 else "")
+            hint = ",".join([*by, mixed[0]])
+            warn(f"{name} mixes runs of different settings ({shown}); to keep them apart: --by {hint}")
+        counted = Counter(value_of(run, "seed") for run in group.finished)
+        if twice := sorted(seed for seed, times in counted.items() if times > 1):
+            warn(f"{name} has more than one run of seed {', '.join(twice)}; its spread is not that of its seeds")
+        if any(run.fields.get("stand_in") for run in group.runs):
+            warn(f"{name}: its figures mean nothing")

@@ -1,0 +1,41 @@
+"""Colours and dashes of the groups, the same in every figure and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mrfquant.reports.curves import Curve
+
+# Okabe and Ito (2008), told apart with every kind of colour vision; yellow is left out, it is too faint for a line.
+LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+# The same hues for a dark ground, kept apart likewise.
+DARK = ("#3c8fdb", "#f0702b", "#1fb88a", "#e59ac8", "#f0b429", "#9fd8fa", "#f2f2f2")
+# Groups beyond the colours repeat them with the next dash; lengths in line widths, as SVG and matplotlib count them.
+DASHES = ((), (4, 1.5), (1, 1.5), (4, 1.5, 1, 1.5))
+SHARED = 5  # length of a group's piece of a line that several groups share
+
+Dash = tuple[tuple[float, ...], float]  # lengths of strokes and gaps, and how far into them the line starts
+
+
+def style(number: int) -> tuple[int, tuple[float, ...]]:
+    """The colour's number and the dash of a group."""
+    return number % len(LIGHT), DASHES[number // len(LIGHT) % len(DASHES)]
+
+
+def dashes(curves: Sequence[tuple[int, bool, Curve]]) -> list[Dash]:
+    """The dash of every curve of a panel. Curves that coincide, as those of a common schedule, take turns along the
+    line, so that none hides the others."""
+    shapes = [(thin, curve.iterations.tobytes(), curve.mean.tobytes()) for _, thin, curve in curves]
+    chosen: list[Dash] = []
+    for place, (number, thin, _) in enumerate(curves):
+        sharing = [i for i, shape in enumerate(shapes) if shape == shapes[place]]
+        if len(sharing) == 1 or thin:
+            chosen.append((style(number)[1], 0))
+        else:
+            turn = sharing.index(place)
+            chosen.append(
+                ((SHARED, SHARED * (len(sharing) - 1)), SHARED * (len(sharing) - turn) % (SHARED * len(sharing)))
+            )
+    return chosen

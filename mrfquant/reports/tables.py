@@ -1,0 +1,130 @@
+"""The comparison as aligned text and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+
+from mrfquant.reports.groups import NONE, Extra, Group, as_text, differing_settings, setting_values, split_settings
+from mrfquant.reports.runs import Run
+
+TOP1 = "test top-1 %"
+INDENT = "  "
+
+
+def _number(format: str, value: float | None) -> str:
+    return NONE if value is None else format.format(value)
+
+
+def _top1(group: Group) -> str:
+    mean, spread = group.mean("test_top1"), group.spread("test_top1")
+    return _number("{:.2f}", mean) + ("" if spread is None else f" +- {spread:.2f}")
+
+
+COLUMNS: dict[str, Callable[[Group], str]] = {
+    "seeds": lambda g: str(g.seeds),
+    TOP1: _top1,
+    "best": lambda g: _number("{:.2f}", g.best("test_top1")),
+    "validation": lambda g: _number("{:.2f}", g.mean("best_val_top1")),
+    "steps/s": lambda g: _number("{:,.4g}", g.mean("steps_per_second")),
+    "entropy": lambda g: _number("{:.3f}", g.entropy()),
+    "KiB": lambda g: _number("{:,.1f}", g.kib()),
+    "seconds": lambda g: _number("{:,.0f}", g.mean("seconds")),
+}
+
+
+def result_rows(groups: Sequence[Group], by: Sequence[str]) -> list[list[str]]:
+    """Heads, then a row per group, in their order: number, what it is grouped by, statistics."""
+    short = [name.rpartition(".")[2] for name in by]
+    heads = [s if short.count(s) == 1 else name for s, name in zip(short, by, strict=True)]
+    return [
+        ["#", *heads, *COLUMNS],
+        *([str(i), *g.key, *(cell(g) for cell in COLUMNS.values())] for i, g in enumerate(groups, 1)),
+    ]
+
+
+def setting_rows(groups: Sequence[Group], names: Sequence[str]) -> list[list[str]]:
+    """Heads, then a row per setting, a column per group."""
+    rows = []
+    for name in names:
+        found = [setting_values(group, name) for group in groups]
+        rows.append([name, *(", ".join(values[:3]) + (", ..." if len(values) > 3 else "") for values in found)])
+    return [["", *(f"#{i}" for i in range(1, len(groups) + 1))], *rows]
+
+
+def extra_rows(extras: Sequence[Extra]) -> list[list[str]]:
+    """A row per part that only some groups use: its name, these groups, its settings."""
+    return [
+        [extra.part, _ranges(extra.users), ", ".join(f"{name} {value}" for name, value in extra.settings.items())]
+        for extra in extras
+    ]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Rising numbers in short: #1, #3-6."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"#{run[0]}" if len(run) == 1 else f"#{run[0]}-{run[-1]}" for run in runs)
+
+
+def text_report(groups: Sequence[Group], by: Sequence[str], width: int) -> str:
+    """The whole comparison for a terminal of `width` characters."""
+    rows = result_rows(groups, by)
+    parts = [aligned(rows, left=[*range(1, len(by) + 1), rows[0].index(TOP1)])]
+    if unfinished := [run for group in groups for run in group.runs if not run.finished]:
+        lines = aligned([[INDENT + run.name, run.state] for run in unfinished], left=(0, 1))
+        parts.append(f"unfinished, not in the means\n{lines}")
+    names, extras = split_settings(groups)
+    if names:
+        parts.append(f"settings that differ\n{_blocks(setting_rows(groups, names), width)}")
+    if extras:
+        lines = aligned([[INDENT + part, users, what] for part, users, what in extra_rows(extras)], left=(0, 1, 2))
+        parts.append(f"settings that only some have\n{lines}")
+    return "\n\n".join(parts)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Sequence[int]) -> str:
+    """Columns aligned to the right, those numbered in `left` to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(f"{cell:{'<' if i in left else '>'}{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _blocks(rows: Sequence[Sequence[str]], width: int, longest: int = 32) -> str:
+    """The settings as one table, or as several one below the other where it is wider than `width`."""
+    short = [[cell if len(cell) <= longest else cell[: longest - 3] + "..." for cell in row[1:]] for row in rows]
+    names = [INDENT + row[0] for row in rows]
+    room = width - max(map(len, names))
+    blocks: list[list[tuple[str, ...]]] = [[]]
+    used = 0
+    for column in zip(*short, strict=True):
+        needed = 2 + max(map(len, column))
+        if used + needed > room and blocks[-1]:
+            blocks.append([])
+            used = 0
+        blocks[-1].append(column)
+        used += needed
+    tables = (list(zip(names, *block, strict=True)) for block in blocks)
+    return "\n\n".join(aligned(table, left=range(len(table[0]))) for table in tables)
+
+
+def csv_text(runs: Sequence[Run]) -> str:
+    """A row per run: its folder and state, all summary fields, the settings that differ."""
+    fields = list(dict.fromkeys(name for run in runs for name in run.fields))
+    settings = differing_settings(runs)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["run", "finished", "iteration", *fields, *settings])
+    for run in runs:
+        values = [as_text(run.fields[name]) if name in run.fields else "" for name in fields]
+        chosen = [run.settings.get(name, "") for name in settings]
+        writer.writerow([run.name, as_text(run.finished), run.iteration, *values, *chosen])
+    return text.getvalue()

@@ -1,0 +1,77 @@
+"""Search spaces: which settings a sweep varies, a line each, in the manner of a gin binding.
+
+# comments and empty lines are fine
+Geometric.rho = uniform(1.01, 1.2)
+Adam.lr = loguniform(1e-4, 1e-2)
+Trainer.batch_size = choice(50, 100, 200)
+ProximalMeanField.jacobian = choice('exact', 'reference', 0.25)
+Geometric.interval = integer(50, 200)
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mrfquant.errors import BadInput
+
+KINDS = ("uniform", "loguniform", "integer", "choice")
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A setting and the values that it may take."""
+
+    binding: str
+    kind: str
+    values: tuple[Any, ...]
+
+    def suggest(self, trial: Any) -> Any:
+        """The value that an Optuna trial proposes."""
+        if self.kind == "choice":
+            return trial.suggest_categorical(self.binding, self.values)
+        suggest: Callable[..., Any] = trial.suggest_int if self.kind == "integer" else trial.suggest_float
+        return suggest(self.binding, *self.values, **({"log": True} if self.kind == "loguniform" else {}))
+
+
+def read_space(path: Path) -> list[Dimension]:
+    """The dimensions in a space file."""
+    if not path.is_file():
+        raise BadInput(f"there is no space file {path}: write one, as gin/spaces/pmf.space is written")
+    dimensions = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        if line.split("#")[0].strip():
+            dimensions.append(_dimension(line, f"{path}:{number}"))
+    if not dimensions:
+        raise BadInput(f"{path} varies nothing: add lines such as Adam.lr = loguniform(1e-4, 1e-2)")
+    return dimensions
+
+
+def _dimension(line: str, place: str) -> Dimension:
+    """One line; the right side is read as literals, never executed."""
+    try:
+        (statement,) = ast.parse(line.strip()).body
+        assert isinstance(statement, ast.Assign)
+        (target,), call = statement.targets, statement.value
+        assert isinstance(target, ast.Attribute)
+        assert isinstance(call, ast.Call)
+        assert isinstance(call.func, ast.Name)
+        assert call.func.id in KINDS
+        assert not call.keywords
+        values = tuple(ast.literal_eval(value) for value in call.args)
+    except (SyntaxError, ValueError, AssertionError):
+        raise BadInput(f"{place}: {line.strip()!r} is not of the form Name.parameter = KIND(values), with KIND one of "
+                       f"{', '.join(KINDS)}") from None  # fmt: skip
+    kind = call.func.id
+    if kind == "choice":
+        valid = len(values) > 1
+    else:
+        number = int if kind == "integer" else (int, float)
+        valid = len(values) == 2 and all(isinstance(v, number) for v in values) and values[0] < values[1]
+        valid = valid and (kind != "loguniform" or values[0] > 0)
+    if not valid:
+        raise BadInput(f"{place}: {kind}{values} needs {'two or more values' if kind == 'choice' else 'low < high'}")
+    return Dimension(ast.unparse(target), kind, values)

@@ -1,0 +1,122 @@
+"""Statistics of groups and the settings that differ, against numbers computed by hand or by the statistics module."""
+
+import statistics
+
+import pytest
+
+from mrfquant.errors import BadInput
+from mrfquant.reports.groups import check_groups, differing_settings, group_runs, split_settings
+from mrfquant.reports.runs import read_run
+
+
+@pytest.fixture
+def groups(make_run, told):
+    """Makes run folders, each from a dict, and groups them."""
+
+    def groups(*runs, by=("method", "model", "dataset", "bits")):
+        read = [read_run(make_run(f"run{i}", **run), told.append) for i, run in enumerate(runs)]
+        return group_runs(read, by)
+
+    return groups
+
+
+def test_mean_spread_and_best_of_seeds(groups):
+    top1 = [97.0, 97.5, 98.9]
+    (group,) = groups(*({"top1": t, "seed": i, "seconds": 10.0 * i} for i, t in enumerate(top1)))
+    assert group.seeds == 3
+    assert group.mean("test_top1") == pytest.approx(statistics.mean(top1))
+    assert group.spread("test_top1") == pytest.approx(statistics.stdev(top1))
+    assert group.spread("test_top1") == pytest.approx((((0.8**2 + 0.3**2 + 1.1**2) / 2) ** 0.5))
+    assert group.best("test_top1") == 98.9
+    assert group.mean("seconds") == 10.0
+    assert group.entropy() == 0.0
+
+
+def test_one_seed_has_no_spread(groups):
+    (group,) = groups({"top1": 90.0})
+    assert (group.mean("test_top1"), group.spread("test_top1")) == (90.0, None)
+
+
+def test_unfinished_runs_are_in_no_mean(groups):
+    (group,) = groups({"top1": 90.0}, {"top1": None, "seed": 1})
+    assert (len(group.runs), group.seeds, group.mean("test_top1")) == (2, 1, 90.0)
+    (group,) = groups({"top1": None, "method": "PGD", "seed": 2}, by=["seed"])
+    assert (group.seeds, group.mean("test_top1"), group.entropy()) == (0, None, None)
+
+
+def test_size_counts_bits_of_labelled_and_32_of_other_parameters(groups):
+    sizes = {g.key[0]: g.kib() for g in groups({}, {"method": "REF", "bits": 32, "labelled": 0})}
+    assert sizes == {"PMF": 8192 / 8 / 1024, "REF": 8192 * 4 / 1024}
+    (group,) = groups({"bits": 2, "labelled": 4096, "seed": 5}, by=["seed"])
+    assert group.kib() == (4096 * 2 + 4096 * 32) / 8 / 1024
+
+
+def test_the_best_group_is_first_and_one_without_results_last(groups):
+    found = groups({"top1": 97.0}, {"method": "REF", "top1": 98.0}, {"method": "BC", "top1": None})
+    assert [group.label for group in found] == ["REF", "PMF", "BC"]
+
+
+def test_labels_tell_what_differs(groups):
+    found = groups({"bits": 1}, {"bits": 2, "rho": 1.02}, by=["method", "bits", "Geometric.rho"])
+    assert {group.label for group in found} == {"1 bit rho 1.2", "2 bits rho 1.02"}
+
+
+def test_runs_are_grouped_by_fields_settings_and_folders(groups):
+    runs = [{"rho": 1.02}, {"rho": 1.02, "seed": 1}, {"rho": 1.5}]
+    assert sorted(g.key for g in groups(*runs, by=["Geometric.rho"])) == [("1.02",), ("1.5",)]
+
+
+def test_grouping_by_run_keeps_every_run_apart(groups):
+    assert len(groups({}, {}, by=["run"])) == 2
+
+
+def test_a_name_that_no_run_has_is_refused_with_the_nearest(groups):
+    with pytest.raises(BadInput, match=r"--by 'Geometric\.ro': no run has it; did you mean Geometric\.rho\?"):
+        groups({}, by=["Geometric.ro"])
+
+
+def test_a_field_that_only_some_runs_have_makes_its_own_group(groups, make_run, told):
+    assert {g.key for g in groups({"extra": 1}, {"seed": 1}, by=["extra"])} == {("1",), ("-",)}
+
+
+def test_stand_in_data_are_never_averaged_with_others(groups, told):
+    found = groups({"top1": 90.0}, {"top1": 10.0, "stand_in": True}, by=["method"])
+    assert [g.label for g in found] == ["PMF", "PMF (stand-in data)"]
+    check_groups(found, ["method"], told.append)
+    assert told == ["PMF (stand-in data): its figures mean nothing"]
+
+
+def test_settings_that_differ_leave_out_the_seed_and_what_is_equal(groups):
+    found = groups({"rho": 1.02, "seed": 0}, {"rho": 1.5, "seed": 1, "method": "PGD"})
+    runs = [run for group in found for run in group.runs]
+    assert differing_settings(runs) == ["Experiment.inference", "Geometric.rho"]
+    assert differing_settings(runs[:1]) == []
+
+
+def test_a_run_without_settings_makes_no_difference(groups):
+    (group,) = groups({}, {"seed": 1})
+    group.runs[0].settings.clear()
+    assert differing_settings(group.runs) == []
+
+
+def test_settings_of_a_part_that_only_some_use_are_kept_together(groups):
+    first, second = groups({"top1": 99.0}, {"method": "REF"})
+    for name in ("Geometric.rho", "%width"):
+        del second.runs[0].settings[name]
+    second.runs[0].settings["Reference.clip"] = "True"
+    names, extras = split_settings([first, second])
+    assert names == ["Experiment.inference"]
+    assert {(e.part, tuple(e.settings.items()), e.users) for e in extras} == {
+        ("", (("%width", "1.0"),), (1,)),
+        ("Geometric", (("rho", "1.2"),), (1,)),
+        ("Reference", (("clip", "True"),), (2,)),
+    }
+
+
+def test_a_group_that_mixes_settings_or_repeats_seeds_is_told(groups, told):
+    found = groups({"rho": 1.02}, {"rho": 1.5}, by=["method"])
+    check_groups(found, ["method"], told.append)
+    assert told == [
+        "PMF mixes runs of different settings (Geometric.rho); to keep them apart: --by method,Geometric.rho",
+        "PMF has more than one run of seed 0; its spread is not that of its seeds",
+    ]

@@ -1,0 +1,103 @@
+"""Two processes train as one: same batches, same weights, one writer; when one dies, the run ends with a sentence."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from mrfquant.training.checkpoints import Checkpoints
+
+CONFIG = """
+include 'base/digits.gin'
+include 'base/lenet300.gin'
+include 'base/sgd.gin'
+include 'base/binary.gin'
+Experiment.inference = @ProximalMeanField
+SGD.lr = 0.01
+Trainer.iterations = {iterations}
+Trainer.eval_interval = 10
+Trainer.log_interval = 5
+"""
+ENVIRONMENT = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+ALONE = [sys.executable, "-m", "mrfquant.run"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+TOGETHER = [*TORCHRUN, "-m", "mrfquant.run"]
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(iterations):
+        path = tmp_path / f"config{iterations}.gin"
+        path.write_text(CONFIG.format(iterations=iterations))
+        return path
+
+    return write
+
+
+def run(command, *arguments):
+    done = subprocess.run(
+        [*command, *map(str, arguments)], env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def variables(folder):
+    return Checkpoints(folder / "checkpoints").newest(print)["inference"]["variables"][0]
+
+
+def test_two_processes_equal_one_with_the_same_batches(config, tmp_path):
+    run(ALONE, "--gin", config(20), "--out", tmp_path / "alone")
+    said = run(TOGETHER, "--gin", config(20), "--out", tmp_path / "together")
+    assert "on 2 x cpu" in said
+    assert said.count("results in") == 1  # one process speaks
+    assert (variables(tmp_path / "alone") - variables(tmp_path / "together")).abs().max() < 1e-5
+    alone, together = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("alone", "together")
+    )
+    assert [r["iteration"] for r in together] == [5, 10, 15, 20]
+    for a, b in zip(alone, together, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize(("first", "second"), [(ALONE, TOGETHER), (TOGETHER, ALONE)])
+def test_a_checkpoint_goes_on_with_another_number_of_processes(config, tmp_path, first, second):
+    run(ALONE, "--gin", config(20), "--out", tmp_path / "whole")
+    run(first, "--gin", config(10), "--out", tmp_path / "part")
+    own = tmp_path / "part" / "config.gin"
+    own.write_text(own.read_text().replace("Trainer.iterations = 10", "Trainer.iterations = 20"))
+    (tmp_path / "part" / "summary.json").unlink()
+    assert "going on from iteration 10" in run(second, "--resume", tmp_path / "part")
+    assert (variables(tmp_path / "whole") - variables(tmp_path / "part")).abs().max() < 1e-5
+
+
+def workers(pid):
+    """The processes that `pid` has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in children.read_text().split()] if children.exists() else []
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes under /proc")
+def test_a_killed_process_ends_the_run_and_it_can_be_resumed(config, tmp_path):
+    folder = tmp_path / "run"
+    command = [*TOGETHER, "--gin", config(100_000), "--out", folder]
+    process = subprocess.Popen(
+        list(map(str, command)), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not list(folder.glob("checkpoints/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(workers(process.pid)[1], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "another process of the run is gone" in err or "stopped at iteration" in (folder / "log.txt").read_text()
+    state = Checkpoints(folder / "checkpoints").newest(print)
+    assert state["iteration"] > 0
+    assert torch.isfinite(state["inference"]["variables"][0]).all()
