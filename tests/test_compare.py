@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import gin
 import pytest
 
 from mrfquant import compare, run
+from mrfquant.reports.runs import read_run
 
 SHORT = [
     "--set",
@@ -79,11 +81,24 @@ def test_everything_asked_for_is_written(command, runs, tmp_path):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@pytest.mark.parametrize("name", ["pmf-0", "ref-0", "smoke"])
+def test_a_run_without_its_summary_is_known_by_its_log(runs, tmp_path, name):
+    if name == "smoke":
+        out = ["--out", str(tmp_path / "smoke"), "--wandb", "disabled"]
+        assert run.main(["--gin", "gin/pmf_lenet300_digits.gin", "--smoke", *out]) == 0
+    else:
+        shutil.copytree(runs / name, tmp_path / name)
+    summary = json.loads((tmp_path / name / "summary.json").read_text())
+    (tmp_path / name / "summary.json").unlink()
+    found = read_run(tmp_path / name, pytest.fail)
+    assert not found.finished
+    assert found.fields.keys() >= {"method", "model", "dataset", "bits", "seed", "stand_in", "parameters", "labelled"}
+    assert found.fields == {key: summary[key] for key in found.fields}
+
+
 def test_a_damaged_run_is_told_and_the_others_compared(command, runs, tmp_path):
     broken = tmp_path / "broken"
-    broken.mkdir()
-    for file in (runs / "pmf-0").glob("*.*"):
-        (broken / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(runs / "pmf-0", broken)
     (broken / "summary.json").write_text('{"test_top1":')
     status, out, err = command(runs / "pmf-1", broken)
     assert status == 0

@@ -81,7 +81,9 @@ def text_report(groups: Sequence[Group], by: Sequence[str], width: int) -> str:
         parts.append(f"unfinished, not in the means\n{lines}")
     names, extras = split_settings(groups)
     if names:
-        parts.append(f"settings that differ\n{_blocks(setting_rows(groups, names), width)}")
+        rows = setting_rows(groups, names)
+        upright, lying = _blocks(rows, width), _blocks(list(zip(*rows, strict=True)), width)
+        parts.append(f"settings that differ\n{min(upright, lying, key=lambda text: text.count(chr(10)))}")
     if extras:
         lines = aligned([[INDENT + part, users, what] for part, users, what in extra_rows(extras)], left=(0, 1, 2))
         parts.append(f"settings that only some have\n{lines}")

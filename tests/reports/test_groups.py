@@ -26,7 +26,7 @@ def test_mean_spread_and_best_of_seeds(groups):
     assert group.seeds == 3
     assert group.mean("test_top1") == pytest.approx(statistics.mean(top1))
     assert group.spread("test_top1") == pytest.approx(statistics.stdev(top1))
-    assert group.spread("test_top1") == pytest.approx((((0.8**2 + 0.3**2 + 1.1**2) / 2) ** 0.5))
+    assert group.spread("test_top1") == pytest.approx(((0.8**2 + 0.3**2 + 1.1**2) / 2) ** 0.5)
     assert group.best("test_top1") == 98.9
     assert group.mean("seconds") == 10.0
     assert group.entropy() == 0.0

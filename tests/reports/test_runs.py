@@ -1,13 +1,11 @@
 """Runs are found, read as text, and what is damaged is told."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from mrfquant.errors import BadInput
 from mrfquant.reports.runs import find_runs, read_run, read_settings
-from mrfquant.run import introduce
 
 
 def test_runs_are_found_below_folders_each_once(make_run, tmp_path, told):
@@ -50,18 +48,6 @@ def test_an_unfinished_run_is_what_its_log_says(make_run, told):
     assert run.state == "at iteration 400 of 400"
     identity = {"method": "PMF without auxiliary", "model": "lenet300", "dataset": "mnist", "seed": 7, "bits": 1}
     assert identity.items() <= run.fields.items()
-
-
-@pytest.mark.parametrize(("bits", "stand_in"), [(1, False), (32, True)])
-def test_the_log_of_a_run_is_read_as_the_run_writes_it(tmp_path, told, bits, stand_in):
-    who = {"method": "PMF", "model": "vgg16", "dataset": "cifar10", "stand_in": stand_in, "seed": 5}
-    who |= {"parameters": 14_728_266, "labelled": 14_000_000, "bits": bits}
-    data = SimpleNamespace(stand_in=stand_in, train=[1], val=[1], test=[1])
-    experiment = SimpleNamespace(identity=lambda: who, dataset=data, device="cuda:0")
-    lines = []
-    introduce(lines.append, experiment, SimpleNamespace(iterations=100_000), SimpleNamespace(path="runs/x"))
-    (tmp_path / "log.txt").write_text("\n".join(lines))
-    assert read_run(tmp_path, told.append).fields == {**who, "iterations": 100_000}
 
 
 @pytest.mark.parametrize(
