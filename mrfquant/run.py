@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import signal
 import sys
@@ -138,8 +139,12 @@ def wandb_collectors(arguments: argparse.Namespace, experiment: Any, folder: Any
     if mode == "disabled":
         return []
     identity = experiment.identity()
-    group = "-".join(identity[key] for key in ("method", "model", "dataset"))
-    tags = [identity["method"], identity["model"], identity["dataset"], *(["stand-in"] if experiment.smoke else [])]
+    # Runs that differ in the seed only make a group: its name tells configurations apart, the seed left out.
+    settings = [line for line in folder.config.read_text().splitlines() if not line.startswith("Experiment.seed")]
+    digest = hashlib.sha256("\n".join(settings).encode()).hexdigest()[:6]
+    group = "-".join([identity["method"], identity["model"], identity["dataset"], digest]).replace(" ", "-")
+    tags = [identity["method"], identity["model"], identity["dataset"], f"{identity['bits']}-bit"]
+    tags += ["stand-in"] if experiment.smoke else []
     return [WandB(folder.path, mode, folder.path.name, group, tags, {**identity, **nested_settings()})]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal
 from mrfquant.training.collectors import Collector, Values
 
 Mode = Literal["online", "offline", "disabled"]
+RESULT_FILES = ("config.gin", "operative.gin", "env.json", "metrics.jsonl", "summary.json", "log.txt")
 
 
 def default_mode() -> Mode:
@@ -35,6 +37,7 @@ class WandB(Collector):
         self.folder, self.mode = folder, mode
         self.identity = {"name": name, "group": group, "tags": list(tags), "config": dict(config), "job_type": "train"}
         self._run = None
+        self._best = -math.inf
 
     def start(self, iteration: int, iterations: int) -> None:
         for kind in ("DIR", "CACHE_DIR", "CONFIG_DIR", "DATA_DIR"):
@@ -43,16 +46,27 @@ class WandB(Collector):
 
         settings = wandb.Settings(silent=True, console="off", x_disable_meta=True, x_disable_stats=True)
         self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "mrfquant"), mode=self.mode, settings=settings, **self.identity
+            project=os.environ.get("WANDB_PROJECT", "mrfquant"),
+            dir=str(self.folder),  # the variable above is read once a process
+            mode=self.mode,
+            settings=settings,
+            **self.identity,
         )
         self._run.define_metric("iteration")
         self._run.define_metric("*", step_metric="iteration")
 
     def record(self, iteration: int, values: Values) -> None:
+        # A flat figure of the best so far: a summary="max" of W&B would turn the summary's entry into a dictionary.
+        if "val_top1" in values:
+            self._best = max(self._best, values["val_top1"])
+            values = {**values, "best_val_top1": self._best}
         self._run.log({"iteration": iteration, **values})
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         if self._run is not None:
             for key, value in (summary or {}).items():
                 self._run.summary[key] = value
+            if self.mode == "online":
+                for name in RESULT_FILES:
+                    self._run.save(str(self.folder / name), base_path=str(self.folder), policy="now")
             self._run.finish(exit_code=0 if summary else 1)
