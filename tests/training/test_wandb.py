@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 
 from mrfquant.run import main
 from mrfquant.training.wandb_collector import default_mode
@@ -35,6 +36,9 @@ def records(folder):
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    deadline = time.monotonic() + 30
+    while path.stat().st_size < 1000 and time.monotonic() < deadline:  # W&B's own process may still be writing
+        time.sleep(0.2)
     data, position, parts, found = path.read_bytes(), 7, b"", []
     while position + 7 <= len(data):
         left = 32768 - position % 32768
