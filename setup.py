@@ -15,7 +15,10 @@ setup(
     # The configs of gin/ travel in the wheel as mrfquant/configs.
     packages=[*find_packages(include=["mrfquant", "mrfquant.*"]), "mrfquant.configs"],
     package_dir={"mrfquant.configs": "gin"},
-    package_data={"mrfquant.configs": ["*.gin", "*/*.gin"]},
+    package_data={
+        "mrfquant.configs": ["*.gin", "*/*.gin", "*/*.space"],
+        "mrfquant.reports": ["*.html", "*.css", "*.js"],
+    },
     install_requires=[
         "torch>=2.5",
         "torchvision",
@@ -27,6 +30,9 @@ setup(
         "typeguard>=4",  # checks settings against the signatures of the parts
         "tqdm",
         "wandb>=0.18",
+        "matplotlib",
+        "optuna>=4.9",
+        "torchmetrics>=1.0",  # calibration error
     ],
     extras_require={"test": ["pytest", "pytest-xdist", "hypothesis", "ruff"]},
 )

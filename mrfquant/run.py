@@ -78,46 +78,48 @@ def run(arguments: argparse.Namespace, collectors: Sequence[Any] = ()) -> int:
         experiment = Experiment(device=device, data_root=data_root(arguments.data), team=team)
         trainer = experiment.trainer()
         config.refuse_unused()
-    if not resumed:
-        path = arguments.out or new_run_path(Path("runs"), config.file.stem, experiment.seed)
-        path = Path(team.agree(str(path)))
-        folder = RunFolder.create(path, config.text()) if team.leads else RunFolder(path)
-    console = Console(folder.log) if team.leads else Console(Path(os.devnull), open(os.devnull, "w"))  # noqa: SIM115
-    try:
-        if team.leads:
-            folder.write_environment(device)
-            folder.write_operative(config.operative())
-        introduce(console.say, experiment, trainer, folder)
-        if resumed:
-            go_on(console.say, trainer, folder)
-        trainer.checkpoints = folder.checkpoints
-        if team.leads:
-            wandb = wandb_collectors(arguments, experiment, folder)
-            trainer.collectors = [console, JsonLines(folder.metrics), *wandb, *collectors]
-        summary = None
+    with StopRequest() as stop:  # before there is a folder, so that nothing is left unsaid in it
+        trainer.should_stop = stop
+        if not resumed:
+            path = arguments.out or new_run_path(Path("runs"), config.file.stem, experiment.seed)
+            path = Path(team.agree(str(path)))
+            folder = RunFolder.create(path, config.text()) if team.leads else RunFolder(path)
+        console = Console(folder.log) if team.leads else Console(Path(os.devnull), open(os.devnull, "w"))  # noqa: SIM115
         try:
-            with StopRequest() as stop, noticing_lost_peers():
-                trainer.should_stop = stop
-                result = trainer.run()
-            summary = {**experiment.identity(), "iterations": trainer.iterations, **result}
-            summary |= {"seconds": trainer.seconds, "steps_per_second": trainer.iterations / trainer.seconds}
             if team.leads:
-                folder.write_summary(summary)
+                folder.write_environment(device)
+                folder.write_operative(config.operative())
+            introduce(console.say, experiment, trainer, folder)
+            if resumed:
+                go_on(console.say, trainer, folder)
+            trainer.checkpoints = folder.checkpoints
+            if team.leads:
+                wandb = wandb_collectors(arguments, experiment, folder)
+                trainer.collectors = [console, JsonLines(folder.metrics), *wandb, *collectors]
+            summary = None
+            try:
+                with noticing_lost_peers():
+                    result = trainer.run()
+                summary = {**experiment.identity(), "iterations": trainer.iterations, **result}
+                summary |= {"seconds": trainer.seconds, "steps_per_second": trainer.iterations / trainer.seconds}
+                if team.leads:
+                    folder.write_summary(summary)
+            finally:
+                for collector in trainer.collectors:
+                    collector.finish(summary)
+            conclude(console.say, summary, folder)
+            return 0
+        except Interrupted:
+            again = f"{parser().prog} --resume {folder.path}"
+            console.say(f"stopped at iteration {trainer.iteration:,}; go on with: {again}")
+            return 128 + (stop.signal or signal.SIGTERM)
+        except (RunFailed, BadInput) as error:
+            console.say(f"the run did not finish: {error}")
+            raise
+        except OSError as error:
+            raise RunFailed(f"cannot write {error.filename or folder.path}: {error.strerror}") from None
         finally:
-            for collector in trainer.collectors:
-                collector.finish(summary)
-        conclude(console.say, summary, folder)
-        return 0
-    except Interrupted:
-        console.say(f"stopped at iteration {trainer.iteration:,}; go on with: {parser().prog} --resume {folder.path}")
-        return 128 + (stop.signal or signal.SIGTERM)
-    except (RunFailed, BadInput) as error:
-        console.say(f"the run did not finish: {error}")
-        raise
-    except OSError as error:
-        raise RunFailed(f"cannot write {error.filename or folder.path}: {error.strerror}") from None
-    finally:
-        console.close()
+            console.close()
 
 
 def bindings(arguments: argparse.Namespace) -> list[str]:

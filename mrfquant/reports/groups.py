@@ -93,13 +93,15 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = DEFAULT_BY) -> list[Grou
     varies[0] = varies[0] or not any(varies)
     groups = []
     for (key, stand_in), members in keyed.items():
-        words = [_word(name, value) for name, value, told in zip(by, key, varies, strict=True) if told]
+        words = [_word(name, value, runs) for name, value, told in zip(by, key, varies, strict=True) if told]
         groups.append(Group(key, " ".join(words) + (" (stand-in data)" if stand_in else ""), members))
     return sorted(groups, key=lambda g: (-(g.mean("test_top1") or 0), g.key))
 
 
-def _word(name: str, value: str) -> str:
+def _word(name: str, value: str, runs: Sequence[Run]) -> str:
     """A value in a label; what does not speak for itself comes with its name: 'rho 1.02'."""
+    if name == "run" and len({run.path.name for run in runs}) == len(runs):
+        return value.rpartition("/")[2]
     if name == "bits" and value != NONE:
         return f"{value} bit" if value == "1" else f"{value} bits"
     return value if name in ("method", "model", "dataset", "run") else f"{name.rpartition('.')[2]} {value}"

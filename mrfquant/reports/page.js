@@ -7,6 +7,7 @@
   const MARGIN = { left: 52, right: 14, top: 8, bottom: 26 };
   const ACCURACIES = [0, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9];
   const SMALLEST_ERROR = 0.01; // percent: one image in 10,000
+  const SHARED = 5; // length of a group's piece of a line that several groups share
 
   const element = (name, attributes = {}, ...children) => {
     const made = document.createElement(name);
@@ -83,7 +84,7 @@
   const at = (curve, key, iteration) => {
     const { x } = curve;
     if (iteration < x[0] || iteration > x[x.length - 1]) return null;
-    let i = x.findIndex((v) => v >= iteration);
+    const i = x.findIndex((v) => v >= iteration);
     if (x[i] === iteration || i === 0) return curve[key][i];
     const part = (iteration - x[i - 1]) / (x[i] - x[i - 1]);
     return curve[key][i - 1] + part * (curve[key][i] - curve[key][i - 1]);
@@ -165,9 +166,11 @@
       if (ranged) g.append(shape("path", { class: "band", d: `M${outline.join("L")}Z` }));
       const line = shape("path", { d: `M${points(c.x, c.mean).join("L")}` });
       if (c.x.length === 1) g.append(shape("circle", { cx: px(c.x[0]), cy: py(c.mean[0]), r: 3 }));
+      const same = curves.filter((other) => other.twin === c.twin), count = same.length; // they take turns
+      const dash = count > 1 ? [SHARED, SHARED * (count - 1)] : c.dash;
       const unit = c.thin ? 0.9 : 1.8; // dashes are counted in widths of the line
-      if (c.dash.length) line.setAttribute("stroke-dasharray", c.dash.map((n) => n * unit).join(" "));
-      if (c.offset) line.setAttribute("stroke-dashoffset", c.offset * unit);
+      if (dash.length) line.setAttribute("stroke-dasharray", dash.map((n) => n * unit).join(" "));
+      if (count > 1) line.setAttribute("stroke-dashoffset", SHARED * (count - same.indexOf(c)) * unit);
       g.append(line);
       return g;
     });
@@ -218,7 +221,8 @@
     const x = (panel.px(iteration) * box.width) / panel.width, width = panel.values.offsetWidth;
     const left = x + 14 + width > box.width && x - 14 - width >= 0 ? x - 14 - width : x + 14;
     panel.values.style.left = `${Math.max(0, Math.min(left, box.width - width))}px`;
-    panel.values.style.top = `${box.top - outer.top + 8}px`;
+    const top = Math.max(8, Math.min(box.top + 8, innerHeight - panel.values.offsetHeight - 8)); // within the window
+    panel.values.style.top = `${top - outer.top}px`;
   };
   document.addEventListener("pointerdown", (event) => event.target.closest(".plot") || look(null));
 
@@ -251,7 +255,7 @@
     refresh();
   });
 
-  root.replaceChildren(...panels.map(build));
+  root.replaceChildren(...(panels.length ? panels.map(build) : ["Nothing was recorded yet."]));
   refresh();
   window.addEventListener("beforeprint", () => panels.forEach((panel, i) => draw(panel, i ? 350 : 720)));
   window.addEventListener("afterprint", refresh);

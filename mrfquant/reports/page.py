@@ -16,7 +16,7 @@ import numpy as np
 
 from mrfquant.reports.curves import PANELS, Curve, panel_curves
 from mrfquant.reports.groups import NONE, Group, split_settings
-from mrfquant.reports.palette import DARK, LIGHT, dashes, style
+from mrfquant.reports.palette import DARK, LIGHT, style, twins
 from mrfquant.reports.tables import TOP1, extra_rows, result_rows, setting_rows
 
 HERE = Path(__file__).parent
@@ -61,8 +61,8 @@ def page_data(groups: Sequence[Group]) -> dict[str, Any]:
         if not curves:
             continue
         drawn = [
-            {"group": number, "thin": thin, "dash": dash, "offset": offset, **_numbers(curve)}
-            for (number, thin, curve), (dash, offset) in zip(curves, dashes(curves), strict=True)
+            {"group": number, "thin": thin, "dash": style(number)[1], "twin": twin, **_numbers(curve)}
+            for (number, thin, curve), twin in zip(curves, twins(curves), strict=True)
         ]
         panels.append({"title": panel.title, "scale": panel.scale, "curves": drawn})
     return {"groups": [{"label": g.label, "colour": style(i)[0]} for i, g in enumerate(groups)], "panels": panels}

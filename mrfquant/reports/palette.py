@@ -14,7 +14,7 @@ LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000
 DARK = ("#3c8fdb", "#f0702b", "#1fb88a", "#e59ac8", "#f0b429", "#9fd8fa", "#f2f2f2")
 # Groups beyond the colours repeat them with the next dash; lengths in line widths, as SVG and matplotlib count them.
 DASHES = ((), (4, 1.5), (1, 1.5), (4, 1.5, 1, 1.5))
-SHARED = 5  # length of a group's piece of a line that several groups share
+SHARED = 5  # length of a group's piece of a line that several groups share; page.js has it, too
 
 Dash = tuple[tuple[float, ...], float]  # lengths of strokes and gaps, and how far into them the line starts
 
@@ -24,18 +24,19 @@ def style(number: int) -> tuple[int, tuple[float, ...]]:
     return number % len(LIGHT), DASHES[number // len(LIGHT) % len(DASHES)]
 
 
+def twins(curves: Sequence[tuple[int, bool, Curve]]) -> list[int]:
+    """For every curve of a panel, the place of the first one that runs exactly where it does: as a rule, its own."""
+    lines = [(thin, curve.iterations.tobytes(), curve.mean.tobytes()) for _, thin, curve in curves]
+    return [lines.index(line) for line in lines]
+
+
 def dashes(curves: Sequence[tuple[int, bool, Curve]]) -> list[Dash]:
     """The dash of every curve of a panel. Curves that coincide, as those of a common schedule, take turns along the
     line, so that none hides the others."""
-    shapes = [(thin, curve.iterations.tobytes(), curve.mean.tobytes()) for _, thin, curve in curves]
+    firsts = twins(curves)
     chosen: list[Dash] = []
-    for place, (number, thin, _) in enumerate(curves):
-        sharing = [i for i, shape in enumerate(shapes) if shape == shapes[place]]
-        if len(sharing) == 1 or thin:
-            chosen.append((style(number)[1], 0))
-        else:
-            turn = sharing.index(place)
-            chosen.append(
-                ((SHARED, SHARED * (len(sharing) - 1)), SHARED * (len(sharing) - turn) % (SHARED * len(sharing)))
-            )
+    for place, (number, _, _) in enumerate(curves):
+        count, turn = firsts.count(firsts[place]), firsts[:place].count(firsts[place])
+        shared = ((SHARED, SHARED * (count - 1)), SHARED * ((count - turn) % count))
+        chosen.append(shared if count > 1 else (style(number)[1], 0))
     return chosen

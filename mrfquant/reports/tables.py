@@ -82,8 +82,8 @@ def text_report(groups: Sequence[Group], by: Sequence[str], width: int) -> str:
     names, extras = split_settings(groups)
     if names:
         rows = setting_rows(groups, names)
-        upright, lying = _blocks(rows, width), _blocks(list(zip(*rows, strict=True)), width)
-        parts.append(f"settings that differ\n{min(upright, lying, key=lambda text: text.count(chr(10)))}")
+        layouts = [_blocks(rows, width), _blocks(list(zip(*rows, strict=True)), width)]  # a group a column, or a row
+        parts.append("settings that differ\n" + min(layouts, key=lambda text: text.count("\n")))
     if extras:
         lines = aligned([[INDENT + part, users, what] for part, users, what in extra_rows(extras)], left=(0, 1, 2))
         parts.append(f"settings that only some have\n{lines}")

@@ -13,6 +13,8 @@ HOSTILE = "</script><script>alert(1)</script><img/src=x/onerror=alert(2)>"
 def report(make_run, told, tmp_path):
     """A page of two groups, PMF of two seeds and BC, and of one with a hostile name that is unfinished."""
     made = [make_run("a", 97.0), make_run("b", 98.0, seed=1), make_run("c", 80.0, method="BC", seed=3)]
+    metrics = (made[2] / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (made[2] / "metrics.jsonl").write_text("".join(metrics[:1] + metrics[2:]))  # nothing at iteration 200
     made.append(make_run(HOSTILE.replace("/", ""), None, method=HOSTILE))
     path = tmp_path / "report.html"
     path.write_text(page(group_runs([read_run(folder, told.append) for folder in made]), DEFAULT_BY, [HOSTILE]))
@@ -81,7 +83,7 @@ def test_hovering_tells_the_values_of_the_visible_groups(opened):
     told = opened.js(values)
     assert "iteration 200" in told
     assert "PMF\t85.50\t85.00 – 86.00\trelaxed 86.50" in told  # noqa: RUF001
-    assert "BC\t88.00" in told
+    assert "BC\t88.00" in told  # between its records at 100 and 300
     assert len(told.splitlines()) == 3
     assert opened.js("document.querySelectorAll('.cross').length") == 5
     opened.move("h1")
@@ -120,6 +122,21 @@ def test_dark_and_light_differ(opened, report):
     light = opened.js(ground)
     opened.open(report, dark=True)
     assert opened.js(ground) != light
+
+
+def test_curves_that_coincide_share_the_line_while_both_are_shown(opened):
+    dash = f"document.querySelector(\"{curves(0, 3)} path\").getAttribute('stroke-dasharray')"
+    assert opened.js(dash) == "9 9"  # one of two betas that are equal
+    opened.click(".legend button[data-group='2']")
+    assert opened.js(dash) is None
+
+
+def test_runs_that_recorded_nothing_make_a_page(browser, make_run, told, tmp_path):
+    run = read_run(make_run("new", None, records=[]), told.append)
+    (tmp_path / "empty.html").write_text(page(group_runs([run]), DEFAULT_BY))
+    browser.open(tmp_path / "empty.html")
+    assert "Nothing was recorded yet." in browser.js("document.body.innerText")
+    assert browser.seen("Runtime.exceptionThrown", "Log.entryAdded") == []
 
 
 def test_a_hostile_name_is_shown_and_does_nothing(opened):

@@ -67,7 +67,9 @@ def test_runs_are_grouped_by_fields_settings_and_folders(groups):
 
 
 def test_grouping_by_run_keeps_every_run_apart(groups):
-    assert len(groups({}, {}, by=["run"])) == 2
+    found = groups({}, {}, by=["run"])
+    assert sorted(group.label for group in found) == ["run0", "run1"]
+    assert sorted(group.key[0] for group in found) == sorted(group.runs[0].name for group in found)
 
 
 def test_a_name_that_no_run_has_is_refused_with_the_nearest(groups):

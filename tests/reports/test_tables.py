@@ -3,6 +3,8 @@
 import csv
 import io
 
+import pytest
+
 from mrfquant.reports.groups import DEFAULT_BY, group_runs
 from mrfquant.reports.runs import read_run
 from mrfquant.reports.tables import csv_text, text_report
@@ -46,13 +48,16 @@ def test_no_difference_no_table(make_run, told):
     assert "settings" not in text_report(group_runs(read(told, make_run("a"), make_run("b", seed=1))), DEFAULT_BY, 120)
 
 
-def test_many_groups_and_long_values_stay_within_the_terminal(make_run, told):
-    runs = read(told, *(make_run(f"r{i}", method=f"METHOD{i}", rho=f"'{'x' * 50}{i}'") for i in range(9)))
-    text = text_report(group_runs(runs), DEFAULT_BY, 100)
-    table = text.split("settings that differ\n")[1]
-    assert max(map(len, table.splitlines())) <= 100
-    heads = [line.split() for line in table.splitlines() if line.strip().startswith("#")]
-    assert [head for line in heads for head in line] == [f"#{i}" for i in range(1, 10)]
+@pytest.mark.parametrize(("groups", "settings"), [(9, 1), (9, 30), (2, 30), (30, 1)])
+def test_many_groups_and_settings_stay_within_the_terminal(make_run, told, groups, settings):
+    runs = read(told, *(make_run(f"r{i}", method=f"METHOD{i}", rho=f"'{'x' * 50}{i}'") for i in range(groups)))
+    for number, run in enumerate(runs):
+        run.settings.update({f"Part.setting{i}": f"{number}" for i in range(settings)})
+    text = text_report(group_runs(runs), DEFAULT_BY, 100).split("settings that differ\n")[1]
+    assert max(map(len, text.splitlines())) <= 100
+    assert {word for word in text.split() if word.startswith("#")} == {f"#{i}" for i in range(1, groups + 1)}
+    assert {word for word in text.split() if "Part." in word} == {f"Part.setting{i}" for i in range(settings)}
+    assert f"@METHOD{groups - 1}" in text
 
 
 def test_csv_reads_back_to_the_summaries_and_settings(make_run, told):

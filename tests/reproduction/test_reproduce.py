@@ -1,0 +1,125 @@
+"""Reproducing tables: the right cells, the paper's figures, nothing run twice, interruption survived."""
+
+import csv
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mrfquant.config import CONFIGS
+from mrfquant.reproduce import main
+from mrfquant.reproduction import TABLES, Campaign, Cell, render
+
+PAPER = Path(__file__).parents[3] / "shared" / "paper"
+
+
+def figures(file):
+    return list(csv.DictReader((PAPER / file).open())) if (PAPER / file).exists() else []
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_cell_has_its_config(table):
+    assert all((CONFIGS / f"{cell.config}.gin").exists() for cell in TABLES[table])
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="the paper's tables are not beside the project")
+def test_the_papers_figures_are_those_of_its_tables():
+    cells = [cell for table in TABLES.values() for cell in table if cell.paper]
+    found = {(cell.dataset, cell.model, cell.column): cell.paper for cell in cells}
+    expected = {}
+    for row in figures("results.csv"):
+        for column in ("REF", "BC", "PQ", "PICM", "PGD", "PMF", "PMF_retuned"):
+            if row[column]:
+                expected[row["dataset"], row["model"], column.replace("_", " ")] = float(row[column])
+    for row in figures("results_no_auxiliary.csv"):
+        expected[row["dataset"], row["model"], "PMF without auxiliary"] = float(row["PMF_without_auxiliary"])
+    for row in figures("results_two_bit.csv"):
+        expected[row["dataset"], row["model"], "PMF 2-bit"] = float(row["PMF"])
+    assert found == expected
+
+
+def test_the_table_shows_mean_spread_paper_and_difference():
+    pmf, md = Cell("mnist", "lenet300", "PMF", "pmf", paper=98.24), Cell("mnist", "lenet300", "MD", "md")
+    other = Cell("mnist", "lenet5", "PMF", "pmf5", paper=99.44)
+    ours = [98.0, 98.2, 98.7]
+    text = render([pmf, md, other], {pmf: ours, md: [97.5]})
+    mean, spread = statistics.mean(ours), statistics.stdev(ours)
+    assert f"{mean:.2f} ± {spread:.2f} (paper 98.24, {mean - 98.24:+.2f})" in text
+    assert "| 97.50 |" in text
+    assert "- (paper 99.44)" in text
+
+
+def finished(folder, accuracy):
+    folder.mkdir(parents=True)
+    (folder / "config.gin").write_text("")
+    (folder / "summary.json").write_text(json.dumps({"test_top1": accuracy}))
+
+
+def test_cells_that_are_done_are_only_read(tmp_path, capsys):
+    cells = [c for c in TABLES["results"] if c.column in ("PMF", "BC") and c.model == "lenet300"]
+    campaign = Campaign(cells, 2, "paper", tmp_path)
+    for cell in cells:
+        for seed in range(2):
+            finished(campaign.folder(cell, seed), 90.0 + seed)
+    arguments = ["results", "--rows", "lenet300", "--methods", "pmf,bc", "--seeds", "2", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "4 runs, 4 done already" in out
+    assert "90.50 ± 0.71" in out
+
+
+def test_missing_cells_are_run_and_the_table_says_stand_in(tmp_path, capsys):
+    arguments = ["results", "--rows", "lenet300", "--methods", "PMF", "--out", str(tmp_path), "--smoke"]
+    assert main([*arguments, "--markdown", str(tmp_path / "table.md")]) == 0
+    out = capsys.readouterr().out
+    assert "[1/1] pmf_lenet300_mnist seed 0:" in out
+    assert "STAND-IN DATA" in out
+    assert (tmp_path / "table.md").read_text().startswith("| data, network | PMF |")
+
+
+def test_a_failing_cell_is_told_and_the_others_go_on(tmp_path, capsys):
+    arguments = ["results", "--rows", "lenet300", "--methods", "PMF", "--device", "cuda:7", "--out", str(tmp_path)]
+    assert main(arguments) == 1
+    assert "failed: error: there is no device 'cuda:7'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["results", "--rows", "imagenet"], "--rows 'imagenet' is not in this table"),
+        (["results", "--methods", "GPTQ"], "--methods 'gptq' is not in this table"),
+        (["results", "--seeds", "0"], "--seeds 0, expected at least 1"),
+        (["results", "--jobs", "-2"], "--jobs -2, expected at least 1"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, message, capsys):
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_interrupted_it_saves_the_cell_and_goes_on_inside_it(tmp_path):
+    """A cell cut short by SIGTERM has a checkpoint, and is resumed, not started again."""
+    cell = ["results", "--rows", "lenet300", "--methods", "REF", "--out", str(tmp_path), "--smoke"]
+    folder = tmp_path / "paper" / "ref_lenet300_mnist-seed0"
+    command = [sys.executable, "-m", "mrfquant.reproduce", *cell]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (folder / "log.txt").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) in (0, 130)  # 0 when the 20 iterations were over first
+    log = (folder / "log.txt").read_text()
+    assert "stopped at iteration" in log or "test top-1" in log
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "summary.json").read_text())["iterations"] == 20
