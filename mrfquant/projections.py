@@ -16,6 +16,7 @@ forms agree: a step along the pair's product moves ã as a step along the planes
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Literal
 
@@ -84,7 +85,8 @@ class Softmax(Projection):
 
     def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         # The maximum goes before beta is multiplied in: beta times a large ũ may be infinite, beta times 0 is 0.
-        out = torch.sub(aux, aux.amax(0), out=out).mul_(beta).exp_()
+        # Powers of 2 take half the time of exp on the CPU.
+        out = torch.sub(aux, aux.amax(0), out=out).mul_(beta * math.log2(math.e)).exp2_()
         return out.div_(out.sum(0))
 
     def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
