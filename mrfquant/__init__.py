@@ -1,0 +1,1 @@
+"""mrfquant: quantizing neural networks by inference in Markov random fields."""

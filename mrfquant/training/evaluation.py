@@ -28,7 +28,8 @@ def evaluate(
         forward: what to call in its place, for example the compiled network.
         team: processes that share the work and all get the answer.
     """
-    forward, team = forward or model, team or Team()
+    forward = model if forward is None else forward  # a compiled network has no truth value
+    team = team or Team()
     training = model.training
     model.eval()
     sums = torch.zeros(3, device=split.labels.device)  # counts are exact in float32 up to 16 million

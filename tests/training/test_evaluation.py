@@ -1,0 +1,42 @@
+"""Accuracy and loss of a network on a split, against a plain loop over the images."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from mrfquant.data import normalise, stand_in
+from mrfquant.training import evaluate
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 12), nn.BatchNorm1d(12), nn.Dropout(0.5), nn.Linear(12, 10))
+
+
+@pytest.mark.parametrize("batch_size", [1000, 37])
+def test_figures_are_those_of_a_plain_loop(network, batch_size):
+    data = stand_in("mnist")
+    network.train()
+    found = evaluate(network, data, data.val, batch_size)
+    assert network.training  # as it was
+    network.eval()
+    top1 = top5 = loss = 0.0
+    for image, label in zip(data.val.images, data.val.labels, strict=True):
+        with torch.no_grad():
+            logits = network(normalise(image[None], data.mean, data.std))[0]
+        order = logits.argsort(descending=True).tolist()
+        top1 += order[0] == label
+        top5 += label.item() in order[:5]
+        loss += functional.cross_entropy(logits[None], label[None]).item()
+    count = len(data.val)
+    assert found["top1"] == pytest.approx(100 * top1.item() / count, abs=1e-4)
+    assert found["top5"] == pytest.approx(100 * top5 / count, abs=1e-4)
+    assert found["loss"] == pytest.approx(loss / count, rel=1e-4)
+
+
+def test_a_compiled_network_is_evaluated_in_its_place(network):
+    data = stand_in("mnist")
+    compiled = torch.compile(network, backend="eager")
+    assert evaluate(network, data, data.val, forward=compiled) == evaluate(network, data, data.val)
