@@ -93,7 +93,7 @@ class Experiment:
         """What was run, for summaries and titles."""
         return {
             "method": self.inference.method,
-            "model": self.model.name,
+            "model": getattr(self.model, "name", type(self.model).__name__.lower()),
             "dataset": self.dataset.name,
             "stand_in": self.dataset.stand_in,
             "seed": self.seed,

@@ -203,6 +203,7 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state saved by a trainer of the same configuration."""
+        self.inference.budget = self.iterations  # schedules that end with the run are asked while loading
         self.iteration, self.seconds, self.best = state["iteration"], state["seconds"], state["best"]
         self._losses = [torch.tensor(loss, device=self.device) for loss in state["losses"]]
         self.batches.load_state_dict(state["batches"])

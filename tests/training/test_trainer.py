@@ -1,0 +1,83 @@
+"""The loop by itself, without a folder or gin: stopping, going on, keeping the best."""
+
+import copy
+import functools
+
+import pytest
+import torch
+
+from mrfquant.data import stand_in
+from mrfquant.inference import MirrorDescent, ProximalMeanField, Reference, SparsemaxPGD
+from mrfquant.labelling import Labelling
+from mrfquant.models import LeNet300
+from mrfquant.schedules import CosineDecay, CosineTo, GeometricTo, LinearTo
+from mrfquant.training import Collector, Interrupted, Trainer
+
+ADAM = functools.partial(torch.optim.Adam, lr=0.01)
+
+
+class Records(Collector):
+    def __init__(self):
+        self.records = []
+
+    def record(self, iteration, values):
+        self.records.append((iteration, {k: v for k, v in values.items() if k != "steps_per_second"}))
+
+
+def make(solver, levels, **settings):
+    torch.manual_seed(0)
+    data = stand_in("mnist")
+    model = LeNet300(data.shape, data.num_classes, width=0.1)
+    settings = {"iterations": 24, "eval_interval": 8, "log_interval": 4, "batch_size": 32} | settings
+    records = Records()
+    inference = solver(Labelling(model, levels), ADAM)
+    return Trainer(model, data, inference, learning_rate=CosineDecay(), collectors=[records], **settings), records
+
+
+SOLVERS = {
+    "pmf, 3 levels": (functools.partial(ProximalMeanField, beta=GeometricTo(end=50.0)), [-1, 0, 1]),
+    "pmf, 2 levels": (functools.partial(ProximalMeanField, beta=LinearTo(end=50.0)), [-1, 1]),
+    "pgd, 4 levels": (functools.partial(SparsemaxPGD, beta=CosineTo(end=50.0)), [-2, -1, 1, 2]),
+    "md, 3 levels": (functools.partial(MirrorDescent, beta=GeometricTo(end=50.0)), [-1, 0, 1]),
+    "ref": (Reference, None),
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("stop", [3, 8, 13])
+def test_stopped_anywhere_it_goes_on_to_the_bit(name, stop):
+    """Also with schedules that end with the run, which a new trainer must know the length of while it loads."""
+    whole, expected = make(*SOLVERS[name])
+    whole_result = whole.run()
+    first, before = make(*SOLVERS[name])
+    first.should_stop = lambda: first.iteration == stop
+    with pytest.raises(Interrupted):
+        first.run()
+    state = copy.deepcopy(first.state_dict())
+    best = first._best_state
+    second, after = make(*SOLVERS[name])
+    second.load_state_dict(state)
+    second._best_state = best
+    assert second.run() == whole_result
+    assert before.records + after.records == expected.records
+
+
+def test_the_best_model_is_kept_not_the_last():
+    trainer, recorded = make(*SOLVERS["pmf, 2 levels"])
+    result = trainer.run()
+    validated = {iteration: values["val_top1"] for iteration, values in recorded.records if "val_top1" in values}
+    assert result["best_val_top1"] == max(validated.values())
+    assert validated[result["best_iteration"]] == result["best_val_top1"]
+    trainer.inference.labelling.refuse_off_levels(trainer.model.state_dict())
+
+
+def test_a_solver_that_leaves_the_levels_is_not_reported_as_quantized():
+    class Leaky(ProximalMeanField):
+        def rounded(self):
+            from contextlib import nullcontext
+
+            return nullcontext()  # forgets to round
+
+    trainer, _ = make(Leaky, [-1, 1])
+    with pytest.raises(AssertionError, match="not on the levels"):
+        trainer.run()
