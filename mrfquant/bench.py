@@ -61,7 +61,7 @@ class Float:
 
         torch.manual_seed(0)
         self.images, self.labels = torch.randn(shape), torch.randint(10, shape[:1])
-        self.model = build().to(memory_format=torch.channels_last)
+        self.model = build()
         self.prepare(functools.partial(torch.optim.Adam, lr=1e-3, fused=True))
 
     def prepare(self, adam: Callable[..., Any]) -> None:
