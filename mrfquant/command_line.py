@@ -21,6 +21,9 @@ def guarded(command: Callable[[argparse.Namespace], int], arguments: argparse.Na
     except RunFailed as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"failed: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -16,7 +16,7 @@ from mrfquant.distributed import Team, synchronise_batch_norm
 from mrfquant.errors import BadInput
 from mrfquant.inference import Inference, Reference
 from mrfquant.labelling import Labelling
-from mrfquant.settings import configurable
+from mrfquant.settings import Seed, configurable
 from mrfquant.training import Checkpoints, Collector, Trainer
 
 for _name in torch.optim.__all__:  # every optimizer of torch under its own name: Adam, SGD, ...
@@ -51,7 +51,7 @@ class Experiment:
         model: Callable[..., Any],
         optimizer: Callable[..., Any],
         inference: Callable[..., Any] = Reference,
-        seed: int = 0,
+        seed: Seed = 0,
         smoke: bool = False,
         channels_last: bool | None = None,
         *,

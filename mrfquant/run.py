@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace, collectors: Sequence[Any] = ()) -> int:
     resumed = arguments.resume is not None
     if resumed:
         folder = RunFolder.open(arguments.resume)
-        if summary := folder.summary():
+        if (summary := folder.summary()) is not None:
             print(f"{folder.path} is finished: test top-1 {summary['test_top1']:.2f} %")
             return 0
         config = Config(folder.config)
@@ -101,7 +101,8 @@ def run(arguments: argparse.Namespace, collectors: Sequence[Any] = ()) -> int:
                 with noticing_lost_peers():
                     result = trainer.run()
                 summary = {**experiment.identity(), "iterations": trainer.iterations, **result}
-                summary |= {"seconds": trainer.seconds, "steps_per_second": trainer.iterations / trainer.seconds}
+                speed = trainer.iterations / max(trainer.seconds, 1e-9)
+                summary |= {"seconds": trainer.seconds, "steps_per_second": speed}
                 if team.leads:
                     folder.write_summary(summary)
             finally:

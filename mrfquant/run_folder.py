@@ -64,7 +64,13 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """The results of a finished run, or None."""
         path = self.path / "summary.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            summary = json.loads(path.read_text())
+            return {"test_top1": summary["test_top1"], "best_iteration": summary["best_iteration"], **summary}
+        except (OSError, ValueError, TypeError, KeyError):
+            raise BadInput(f"{path} is damaged: delete it and resume the run") from None
 
     def best(self) -> dict[str, Any]:
         """The best model: `model`, its state dict, rounded; `solution`, where the solver stood."""
@@ -83,7 +89,10 @@ class RunFolder:
     def write_environment(self, device: torch.device) -> None:
         """Note with what, where and how this process runs; a resumed run adds itself to the list."""
         path = self.path / "env.json"
-        sessions = json.loads(path.read_text())["sessions"] if path.exists() else []
+        try:
+            sessions = list(json.loads(path.read_text())["sessions"])
+        except (OSError, ValueError, TypeError, KeyError):  # not there yet, or damaged: it is only a note
+            sessions = []
         write_json(path, {"sessions": [*sessions, environment(device)]})
 
 

@@ -7,15 +7,15 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from mrfquant.errors import BadSetting
+from mrfquant.errors import BadInput, BadSetting
 from mrfquant.settings import Count, NonNegative, Positive, configurable
 
 
 class Schedule(ABC):
-    """A number for every iteration k = 0, 1, ...; `budget` is how many iterations the run has."""
+    """A number for every iteration k = 0, 1, ...; `budget` is how many iterations the run has, None if unknown."""
 
     @abstractmethod
-    def __call__(self, k: int, budget: int) -> float:
+    def __call__(self, k: int, budget: int | None) -> float:
         """The value in force at iteration `k`."""
 
 
@@ -26,7 +26,7 @@ class Constant(Schedule):
     def __init__(self, value: float = 1.0) -> None:
         self.value = float(value)
 
-    def __call__(self, k: int, budget: int) -> float:
+    def __call__(self, k: int, budget: int | None) -> float:
         return self.value
 
 
@@ -37,7 +37,7 @@ class StepDecay(Schedule):
     def __init__(self, interval: Count, scale: Positive) -> None:
         self.interval, self.scale = interval, scale
 
-    def __call__(self, k: int, budget: int) -> float:
+    def __call__(self, k: int, budget: int | None) -> float:
         return self.scale ** (k // self.interval)
 
 
@@ -50,7 +50,7 @@ class MultiStepDecay(Schedule):
             raise BadSetting("MultiStepDecay.milestones", list(milestones), "increasing whole numbers above 0")
         self.milestones, self.scale = list(milestones), scale
 
-    def __call__(self, k: int, budget: int) -> float:
+    def __call__(self, k: int, budget: int | None) -> float:
         return self.scale ** bisect_right(self.milestones, k)
 
 
@@ -61,9 +61,11 @@ class CosineDecay(Schedule):
     def __init__(self, final: NonNegative = 0.0, warmup: NonNegative = 0) -> None:
         self.final, self.warmup = final, warmup
 
-    def __call__(self, k: int, budget: int) -> float:
+    def __call__(self, k: int, budget: int | None) -> float:
         if k < self.warmup:
             return (k + 1) / self.warmup
+        if budget is None:
+            raise BadInput("CosineDecay ends with the run: its number of steps must be known")
         done = (k - self.warmup) / max(1, budget - self.warmup)
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * min(1.0, done))) / 2
 
@@ -79,7 +81,7 @@ class Geometric(Schedule):
     def __init__(self, rho: Positive, interval: Count = 100, cap: Positive = 1e4, start: Positive = 1.0) -> None:
         self.rho, self.interval, self.cap, self.start = rho, interval, cap, start
 
-    def __call__(self, k: int, budget: int) -> float:
+    def __call__(self, k: int, budget: int | None) -> float:
         growth = -(-k // self.interval) * math.log(self.rho)  # as a logarithm: the power may not fit a float
         return self.cap if growth >= math.log(self.cap / self.start) else self.start * math.exp(growth)
 
@@ -90,8 +92,10 @@ class _Annealed(Schedule):
     def __init__(self, end: Positive = 1e4, start: Positive = 1.0) -> None:
         self.end, self.start = end, start
 
-    def __call__(self, k: int, budget: int) -> float:
-        return self.between(min(1.0, k / max(1, budget)))
+    def __call__(self, k: int, budget: int | None) -> float:
+        if k and budget is None:
+            raise BadInput(f"{type(self).__name__} ends with the run: set the solver's budget to its number of steps")
+        return self.between(min(1.0, k / max(1, budget or 1)))
 
     @abstractmethod
     def between(self, done: float) -> float:

@@ -42,7 +42,11 @@ def read_space(path: Path) -> list[Dimension]:
     if not path.is_file():
         raise BadInput(f"there is no space file {path}: write one, as gin/spaces/pmf.space is written")
     dimensions = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise BadInput(f"the space file {path} cannot be read as text") from None
+    for number, line in enumerate(lines, start=1):
         if line.split("#")[0].strip():
             dimensions.append(_dimension(line, f"{path}:{number}"))
     if not dimensions:
@@ -70,7 +74,9 @@ def _dimension(line: str, place: str) -> Dimension:
         valid = len(values) > 1
     else:
         number = int if kind == "integer" else (int, float)
-        valid = len(values) == 2 and all(isinstance(v, number) for v in values) and values[0] < values[1]
+        valid = (
+            len(values) == 2 and all(isinstance(v, number) and abs(v) < 1e300 for v in values) and values[0] < values[1]
+        )
         valid = valid and (kind != "loguniform" or values[0] > 0)
     if not valid:
         raise BadInput(f"{place}: {kind}{values} needs {'two or more values' if kind == 'choice' else 'low < high'}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mrfquant.command_line import guarded
+from mrfquant.config import Config
 from mrfquant.errors import BadInput, RunFailed
 from mrfquant.search_space import Dimension, read_space
 
@@ -128,11 +130,18 @@ def work(arguments: argparse.Namespace) -> int:
         if len(ended(study)) + len(running) >= arguments.trials:
             time.sleep(1)  # until they end, or turn out to be dead
             continue
+        mine: list[int] = []
+
+        def objective(trial: Any, mine: list[int] = mine) -> float:
+            mine.append(trial.number)
+            return run_trial(trial, space, arguments)
+
         try:
-            study.optimize(lambda trial: run_trial(trial, space, arguments), n_trials=1)
+            study.optimize(objective, n_trials=1)
         except KeyboardInterrupt:
             retry = optuna.storages.RetryHeartbeatStaleTrialCallback()
-            retry(study, study.get_trials(deepcopy=False)[-1])
+            for number in mine:
+                retry(study, study.get_trials(deepcopy=False)[number])
             return 130
     return 0
 
@@ -150,8 +159,19 @@ def lead(arguments: argparse.Namespace) -> int:
         if getattr(arguments, flag) < 1:
             raise BadInput(f"--{flag} {getattr(arguments, flag)}, expected at least 1")
     read_space(arguments.space)
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    import mrfquant.experiment  # noqa: F401 - the names in the configuration
+
+    config = Config(arguments.gin, arguments.set)  # a mistake in it is found here, not by every worker
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot make the folder {arguments.out}: {error.strerror}; give another --out") from None
     study = open_study(arguments)
+    asked = {"config": config.text(), "space": arguments.space.read_text(), "smoke": arguments.smoke}
+    if study.user_attrs.setdefault("asked", asked) != asked:
+        raise BadInput(f"{arguments.storage} holds a sweep of other settings or another space: give another --out")
+    study.set_user_attr("asked", asked)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill stops like Ctrl-C
     told = {trial.number for trial in ended(study)}
     print(f"{arguments.trials} trials, {len(told)} ended already; in {arguments.out}", flush=True)
     workers = [start_worker(arguments, number) for number in range(arguments.jobs)]
@@ -175,6 +195,8 @@ def lead(arguments: argparse.Namespace) -> int:
     if failed := [worker for worker in workers if worker.returncode]:
         lines = (arguments.out / f"worker-{workers.index(failed[0])}.log").read_text().strip().splitlines()
         raise RunFailed(f"a worker ended early: {lines[-1] if lines else 'it said nothing'}")
+    if not any(trial.state.name == "COMPLETE" for trial in ended(study)):
+        raise RunFailed(f"no trial was trained to the end: see {arguments.out / 'worker-0.log'}")
     best = study.best_trial
     shutil.copyfile(Path(best.user_attrs["folder"]) / "config.gin", arguments.out / "best.gin")
     print(f"best: {describe(best)}\nit runs again with: python -m mrfquant.run --gin {arguments.out / 'best.gin'}")

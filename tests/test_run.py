@@ -147,6 +147,30 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(run, finished):
     assert json.loads((finished / "summary.json").read_text())["test_top1"] == whole["test_top1"]
 
 
+def test_killed_after_its_last_checkpoint_a_run_is_finished_by_resuming(run, finished):
+    whole = json.loads((finished / "summary.json").read_text())
+    unfinish(finished)
+    assert run("--resume", finished)[0] == 0
+    again = json.loads((finished / "summary.json").read_text())
+    assert again["test_top1"] == whole["test_top1"]
+    assert again["seconds"] == pytest.approx(whole["seconds"], rel=0.5)  # the time before counts
+
+
+@pytest.mark.parametrize("damage", ["{bad", "{}", "5"])
+def test_a_damaged_summary_is_told(run, finished, damage):
+    (finished / "summary.json").write_text(damage)
+    refused(run("--resume", finished), "summary.json is damaged")
+
+
+def test_damaged_notes_and_records_do_not_stop_a_resume(run, finished):
+    unfinish(finished)
+    (finished / "env.json").write_text("{bad")
+    lines = (finished / "metrics.jsonl").read_text().splitlines()
+    (finished / "metrics.jsonl").write_text("\n".join([*lines[:2], "5", "{bad", *lines[2:], '{"iter']))
+    assert run("--resume", finished)[0] == 0
+    assert (finished / "metrics.jsonl").read_text().splitlines() == lines
+
+
 def test_a_flipped_byte_in_a_checkpoint_is_noticed(run, finished):
     unfinish(finished)
     newest = finished / "checkpoints" / "step-00000060.pt"
@@ -201,6 +225,7 @@ def test_resume_does_not_take_other_settings(run, finished):
         ("Trainer.iterations = 0", ["Trainer.iterations = 0", "a whole number above 0", "--set"]),
         ("Trainer.batch_size = -5", ["Trainer.batch_size = -5", "a whole number above 0"]),
         ("Trainer.batch_size = 5000", ["batch", "5000", "1197"]),
+        ("Experiment.seed = -1", ["Experiment.seed = -1", "a whole number from 0", "--set"]),
         ("Trainer.iterations = 'many'", ["Trainer.iterations = 'many'", "a whole number above 0"]),
         ("Trainer.speed = 9", ["doesn't have a parameter named 'speed'"]),
         ("SGD.lr = 0.1", ["SGD.lr", "nothing in this run reads it"]),

@@ -86,6 +86,25 @@ def test_bad_input_is_one_sentence(tmp_path, capsys, arguments, message):
     assert message in err
 
 
+def test_a_sweep_of_other_settings_is_not_mixed_in(tmp_path, capsys):
+    common = ["--gin", "gin/pmf_lenet300_digits.gin", "--trials", "1", "--out", str(tmp_path / "sweep"), "--smoke"]
+    study = [*common, "--storage", f"sqlite:///{tmp_path / 'study.db'}"]
+    first, second = tmp_path / "first.space", tmp_path / "second.space"
+    first.write_text("Adam.lr = loguniform(1e-4, 1e-3)")
+    second.write_text("Adam.lr = loguniform(1e-3, 1e-2)")
+    made = optuna.create_study(study_name="pmf_lenet300_digits", storage=study[-1], direction="maximize")
+    made.set_user_attr("asked", {"config": "", "space": first.read_text(), "smoke": True})
+    assert main([*study, "--space", str(second)]) == 2
+    assert "holds a sweep of other settings" in capsys.readouterr().err
+
+
+def test_a_mistake_in_the_configuration_is_found_before_anything_is_made(tmp_path):
+    space_file = space(tmp_path, "Adam.lr = loguniform(1e-4, 1e-3)")
+    out = tmp_path / "sweep"
+    assert main(["--gin", "nowhere.gin", "--space", str(space_file), "--trials", "1", "--out", str(out)]) == 2
+    assert not out.exists()
+
+
 @pytest.mark.slow
 def test_killed_and_resumed_a_sweep_loses_no_trial(tmp_path):
     folder = tmp_path / "sweep"

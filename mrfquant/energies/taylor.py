@@ -23,10 +23,14 @@ class FirstOrderTaylor(Energy):
         return g * block.levels.half_gap if block.is_pair else block.q[:, None] * g
 
     def pull_back(self, block: Block, u: Tensor, aux: Tensor, beta: float, projection: Projection) -> Tensor:
+        if type(self).gradient is not FirstOrderTaylor.gradient:
+            return super().pull_back(block, u, aux, beta, projection)
         # The same as the base's, in the place of g and u: no new tensor of their size. w is taken for u q.
         g = block.g if block.scale is None else block.g.mul_(block.scale)
         if block.is_pair:
             delta = g if block.levels.half_gap == 1 else g.mul_(block.levels.half_gap)
             return projection.pair_vjp(u, delta, beta, aux)
-        w = block.unscaled_weights() - block.q.mean()
+        w = block.unscaled_weights()
+        if block.mean_level:
+            w = w - block.mean_level
         return projection.weights_vjp(u, block.centred_q, w, g, beta, aux)

@@ -36,7 +36,7 @@ class Inference(ABC):
 
     Attributes:
         variables: one tensor per block. iteration: steps done. budget: steps there will be in all, for schedules that
-        end with the run; the trainer sets it.
+        end with the run; the trainer sets it, in a loop of your own you do.
     """
 
     method: str  # the name in results
@@ -54,13 +54,14 @@ class Inference(ABC):
             raise BadInput(f"{type(self).__name__} needs levels to choose from: set Labelling.levels, as in [-1, 1]")
         self.labelling, self.energy = labelling, energy or FirstOrderTaylor()
         self.schedule = beta or Constant(1.0)
-        self.iteration, self.budget = 0, 1
+        self.iteration = 0
+        self.budget: int | None = None
         self.variables = [self.start(block, lambda b=block: self._draw(b)) for block in labelling.blocks]
         labelling.free.w.grad = labelling.free.g
         self.optimizer = optimizer(self.variables + ([labelling.free.w] if len(labelling.free) else []))
         self._initial_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.project_all()
-        self._looked = [self.labels(*pair).to("cpu", torch.uint8) for pair in self.pairs()]
+        self._looked = self._look()
 
     @abstractmethod
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
@@ -156,7 +157,7 @@ class Inference(ABC):
         if not m:
             return {}
         figures = {}
-        labels = [self.labels(*pair).to("cpu", torch.uint8) for pair in self.pairs()]
+        labels = self._look()
         figures["flips"] = sum((a != b).sum().item() for a, b in zip(labels, self._looked, strict=True)) / m
         self._looked = labels
         us = [(block, self.marginals(block, x)) for block, x in self.pairs()]
@@ -206,6 +207,10 @@ class Inference(ABC):
         self.load_solution(state)
         self.optimizer.load_state_dict(state["optimizer"])
         self._looked = state["looked"]
+
+    def _look(self) -> list[Tensor]:
+        """The labels of every block, small and on the host."""
+        return [self.labels(b, x).to("cpu", torch.uint8 if b.d <= 256 else torch.int32) for b, x in self.pairs()]
 
     def _draw(self, block: Block) -> Tensor:
         return self.labelling.initial_weights()[block.start : block.start + block.m]

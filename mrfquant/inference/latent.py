@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mrfquant.errors import BadInput
 from mrfquant.inference.base import Inference, OptimizerRecipe
 from mrfquant.labelling import Block, Labelling
 from mrfquant.settings import Count, Fraction, Positive, configurable
@@ -16,7 +17,11 @@ class LatentInference(Inference):
     """Variables are latent weights (m,), in units of the levels (before scales); they round to the nearest level."""
 
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
-        return draw().clone()
+        x = draw()
+        if block.d == 2:
+            return block.levels.middle + x
+        # Small weights would all round to the same level: spread them over all of them.
+        return block.levels.middle + x * (block.levels.half_gap / x.abs().max())
 
     def gradient(self, block: Block, x: Tensor) -> Tensor | None:
         """The loss's own, straight through whatever makes the weights of the latent ones."""
@@ -40,12 +45,6 @@ class BinaryConnect(LatentInference):
 
     def __init__(self, labelling: Labelling, optimizer: OptimizerRecipe) -> None:
         super().__init__(labelling, optimizer)
-
-    def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
-        x = super().start(block, draw)
-        if block.d > 2:  # small weights would all round to the same level: spread them over all of them
-            x = block.levels.middle + x * (block.levels.half_gap / x.abs().max())
-        return x
 
     def project(self, block: Block, x: Tensor) -> None:
         self.clip(block, x)
@@ -81,7 +80,9 @@ class ProxQuant(LatentInference):
     @property
     def frozen(self) -> bool:
         """Whether the weights have been rounded for good."""
-        return self.iteration >= self.freeze * self.budget and self.iteration > 0
+        if self.iteration and self.budget is None:
+            raise BadInput("ProxQuant freezes near the end of the run: set the solver's budget to its number of steps")
+        return self.iteration > 0 and self.iteration >= self.freeze * self.budget
 
     def gradient(self, block: Block, x: Tensor) -> Tensor | None:
         return None if self.frozen else super().gradient(block, x)

@@ -39,7 +39,8 @@ class Block:
             raise BadInput(
                 f"the levels {list(self.levels.values)} are not {self.d} different numbers in {self.w.dtype}"
             )
-        self.centred_q = (self.q - self.q.mean())[:, None]
+        self.mean_level = sum(self.levels.values) / self.d
+        self.centred_q = (self.q - self.mean_level)[:, None]
 
     @property
     def m(self) -> int:
@@ -83,7 +84,7 @@ class Block:
 
     def write_labels(self, labels: Tensor) -> None:
         """Set each weight to exactly its level (times its scale)."""
-        torch.index_select(self.q, 0, labels, out=self.w)
+        torch.index_select(self.q, 0, labels.int(), out=self.w)
         if self.scale is not None:
             self.w.mul_(self.scale)
 

@@ -14,7 +14,7 @@ class FlatParameters:
     """The vectors `w` and `g`, of which the given parameters and their gradients are views.
 
     The network stays an ordinary module: it reads its parameters where they always were, and backward adds into `g`.
-    Moving the module to another device afterwards would cut the views: move it before.
+    Moving or converting the module afterwards cuts the views: do it before; `collect` notices.
 
     Attributes:
         w: (m,) values. g: (m,) gradient, accumulated by backward.
@@ -49,15 +49,28 @@ class FlatParameters:
         return of.as_strided(p.shape, p.stride(), of.storage_offset() + self.spans[name][0])
 
     def collect(self) -> None:
-        """Make sure that `g` holds the gradient: `zero_grad` may have cut the views, then backward made new tensors."""
-        first = next(iter(self._parameters.values()), None)
-        if first is None or (first.grad is not None and first.grad.data_ptr() == self.g.data_ptr()):
-            return
-        for name, p in self._parameters.items():
-            if p.grad is not None:
-                self.view(name, self.g).copy_(p.grad)
-        self._attach()
+        """Make sure that `g` holds the gradient: `zero_grad` cuts the views, and backward then makes new tensors.
+
+        Raises:
+            BadInput: the parameters themselves are no views any more.
+        """
+        for name, p in self._parameters.items():  # two pointers each: microseconds
+            value, gradient = self._pointers[name]
+            if p.data_ptr() != value:
+                raise BadInput(
+                    f"{name} is no part of this labelling any more: the network was moved, converted or labelled "
+                    "again; build the labelling and the solver after that"
+                )
+            if p.grad is None or p.grad.data_ptr() != gradient:
+                view = self.view(name, self.g)
+                if p.grad is None:
+                    view.zero_()
+                else:
+                    view.copy_(p.grad)
+                p.grad = view
 
     def _attach(self) -> None:
+        self._pointers = {}
         for name, p in self._parameters.items():
             p.grad = self.view(name, self.g)
+            self._pointers[name] = (p.data_ptr(), p.grad.data_ptr())

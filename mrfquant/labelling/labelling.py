@@ -48,6 +48,8 @@ class Labelling:
     ) -> None:
         if isinstance(scale, bool) or (not isinstance(scale, str) and not 0 < scale < math.inf):
             raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel' or a number above 0")
+        if isinstance(exclude, str):
+            raise BadSetting("Labelling.exclude", exclude, f"a list of patterns, as [{exclude!r}]")
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trainable:
             raise BadInput("the network has no trainable parameter: there is nothing to label or to train")

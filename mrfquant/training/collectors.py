@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -56,13 +57,13 @@ class JsonLines(Collector):
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file, without a last line that a crash cut short."""
+    """The records of a JSON-lines file, without lines that are none, such as the last when a crash cut it short."""
     records = []
     for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("iteration"), int):
+                records.append(record)
     return records
 
 

@@ -90,6 +90,7 @@ class Trainer:
             collector.start(self.iteration, self.iterations)
         self.model.train()
         self._mark = (time.perf_counter(), self.iteration)
+        self._clock = time.perf_counter()
         while self.iteration < self.iterations:
             self._step()
             for collector in self.collectors:
@@ -134,7 +135,6 @@ class Trainer:
             collector.record(self.iteration, values)
         if evaluate_now:
             self._save()
-        self.seconds += time.perf_counter() - then
         self._mark = (time.perf_counter(), self.iteration)
 
     def _finite_losses(self) -> list[float]:
@@ -182,6 +182,8 @@ class Trainer:
         }
 
     def _save(self) -> None:
+        now = time.perf_counter()
+        self.seconds, self._clock = self.seconds + now - self._clock, now
         if self.checkpoints and self.team.leads:
             self.checkpoints.save(self.iteration, self.state_dict(), self.best and self.best["iteration"])
 

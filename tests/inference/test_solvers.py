@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from mrfquant.energies import FirstOrderTaylor
 from mrfquant.errors import BadInput
 from mrfquant.inference import (
     BinaryConnect,
@@ -173,6 +174,59 @@ def test_clearing_the_networks_gradients_does_no_harm(solver, set_to_none):
         model.zero_grad(set_to_none)
         losses += steps(inference, loss, 1)
     assert losses == expected
+
+
+def test_gradients_cleared_or_cut_for_a_part_of_the_network_are_seen():
+    model, inference, loss = problem(LEVELS[2], ProximalMeanField)
+    loss().backward()
+    expected = inference.labelling.gradients()[0].clone()
+    inference.labelling.zero_gradient()
+    model.last.zero_grad()  # only this layer's views are cut
+    loss().backward()
+    assert torch.equal(inference.labelling.gradients()[0], expected)
+    model.zero_grad()
+    assert inference.labelling.gradients()[0].abs().max() == 0
+
+
+@pytest.mark.parametrize("harm", [lambda m: m.double().float(), lambda m: Labelling(m, [-1, 1])])
+def test_a_network_taken_away_from_its_labelling_is_noticed(harm):
+    model, inference, loss = problem(LEVELS[2], ProximalMeanField)
+    harm(model)
+    loss().backward()
+    with pytest.raises(BadInput, match="no part of this labelling any more"):
+        inference.step()
+
+
+@pytest.mark.parametrize("name", ["mf", "pq"])
+def test_what_ends_with_the_run_asks_for_its_length(name):
+    _, inference, loss = problem(LEVELS[2], SOLVERS[name])
+    inference.budget = None
+    with pytest.raises(BadInput, match="set the solver's budget"):
+        steps(inference, loss, 2)
+
+
+@pytest.mark.parametrize("levels", [[0, 1], [1, 3], [0, 1, 2], [-1, 0, 1]])
+def test_labels_start_on_every_level(solver, levels):
+    _, inference, _ = problem(levels, solver)
+    (pair,) = inference.pairs()
+    shares = torch.bincount(inference.labels(*pair), minlength=len(levels)) / len(inference.labelling)
+    assert shares.min() > 0.05
+
+
+def test_an_energy_that_changes_the_gradient_is_obeyed():
+    class Doubled(FirstOrderTaylor):
+        def gradient(self, block, u):
+            return 2 * super().gradient(block, u)
+
+    for levels in LEVELS.values():
+        sgd = functools.partial(torch.optim.SGD, lr=0.01)
+        plain = problem(levels, ProximalMeanField, sgd)
+        doubled = problem(levels, functools.partial(ProximalMeanField, energy=Doubled()), sgd)
+        before = plain[1].variables[0].clone()
+        for _, inference, loss in (plain, doubled):
+            steps(inference, loss, 1)
+        moved = [solved[1].variables[0] - before for solved in (plain, doubled)]
+        assert torch.allclose(2 * moved[0], moved[1], atol=1e-6)
 
 
 @pytest.mark.parametrize(

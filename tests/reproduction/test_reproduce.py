@@ -83,6 +83,14 @@ def test_missing_cells_are_run_and_the_table_says_stand_in(tmp_path, capsys):
     assert (tmp_path / "table.md").read_text().startswith("| data, network | PMF |")
 
 
+def test_stand_in_runs_never_count_as_real_ones(tmp_path):
+    (cell,) = [c for c in TABLES["results"] if c.column == "PMF" and c.model == "lenet300"]
+    smoke = Campaign([cell], 1, "paper", tmp_path, smoke=True)
+    finished(smoke.folder(cell, 0), 100.0)
+    assert smoke.accuracies() == {cell: [100.0]}
+    assert Campaign([cell], 1, "paper", tmp_path).accuracies() == {}
+
+
 def test_a_failing_cell_is_told_and_the_others_go_on(tmp_path, capsys):
     arguments = ["results", "--rows", "lenet300", "--methods", "PMF", "--device", "cuda:7", "--out", str(tmp_path)]
     assert main(arguments) == 1
@@ -109,7 +117,7 @@ def test_bad_input_is_one_sentence(arguments, message, capsys):
 def test_interrupted_it_saves_the_cell_and_goes_on_inside_it(tmp_path):
     """A cell cut short by SIGTERM has a checkpoint, and is resumed, not started again."""
     cell = ["results", "--rows", "lenet300", "--methods", "REF", "--out", str(tmp_path), "--smoke"]
-    folder = tmp_path / "paper" / "ref_lenet300_mnist-seed0"
+    folder = tmp_path / "paper-smoke" / "ref_lenet300_mnist-seed0"
     command = [sys.executable, "-m", "mrfquant.reproduce", *cell]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
