@@ -77,6 +77,7 @@ class Trainer:
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=low)
         self.forward: Callable[[Tensor], Tensor] = torch.compile(model) if compile else model
 
+        inference.budget = iterations
         self.iteration = 0
         self.seconds = 0.0  # spent in the loop, by this process and those it resumes
         self.best: dict[str, float] | None = None  # iteration and validation figures of the best model
