@@ -74,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     for flag in ("seeds", "jobs"):
         if getattr(arguments, flag) < 1:
             raise BadInput(f"--{flag} {getattr(arguments, flag)}, expected at least 1")
+    if arguments.out.exists() and not arguments.out.is_dir():
+        raise BadInput(f"--out {arguments.out} is a file: give a folder")
     cells = chosen(arguments)
     options = ["--wandb", arguments.wandb, "--device", arguments.device]
     options += ["--data", arguments.data] if arguments.data else []

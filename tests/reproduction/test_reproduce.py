@@ -102,6 +102,7 @@ def test_a_failing_cell_is_told_and_the_others_go_on(tmp_path, capsys):
     [
         (["results", "--rows", "imagenet"], "--rows 'imagenet' is not in this table"),
         (["results", "--methods", "GPTQ"], "--methods 'gptq' is not in this table"),
+        (["results", "--out", "README.md"], "--out README.md is a file: give a folder"),
         (["results", "--seeds", "0"], "--seeds 0, expected at least 1"),
         (["results", "--jobs", "-2"], "--jobs -2, expected at least 1"),
     ],
