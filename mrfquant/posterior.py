@@ -57,7 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = Config(folder.config)
     with config.explaining():
         experiment = Experiment(device=choose_device(arguments.device), data_root=data_root(arguments.data))
-        experiment.inference.budget = experiment.trainer().iterations
+        trainer = experiment.trainer()
+    experiment.inference.budget = trainer.iterations
     best = folder.best()
     inference = experiment.inference
     experiment.model.load_state_dict(best["model"])  # batch-norm statistics; the weights follow
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     def probabilities(weights: AbstractContextManager[None]) -> Any:
         with weights:
-            return predict(experiment)
+            return predict(experiment, trainer.temperature)
 
     found = {"rounded": score(probabilities(inference.rounded()), experiment)}
     found["expected weights"] = score(probabilities(nullcontext()), experiment)
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def predict(experiment: Any) -> Any:
+def predict(experiment: Any, temperature: float) -> Any:
     """Class probabilities of the network on the test images, (n, classes)."""
     import torch
 
@@ -97,7 +98,7 @@ def predict(experiment: Any) -> Any:
     experiment.model.eval()
     with torch.inference_mode():
         batches = evaluation_batches(data.test, 1000, data.mean, data.std)
-        return torch.cat([experiment.model(images).softmax(1) for images, _ in batches])
+        return torch.cat([(experiment.model(images) / temperature).softmax(1) for images, _ in batches])
 
 
 def score(probabilities: Any, experiment: Any) -> dict[str, float]:

@@ -37,6 +37,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--scale", choices=["paper", "small"], default="paper", help="budget (default: paper)")
     p.add_argument("--jobs", type=int, default=1, help="cells at a time; they share the cores (default: 1)")
     p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
+    p.add_argument(
+        "--compile", action="store_true", help="train through torch.compile (needs a C++ compiler on the CPU)"
+    )
     p.add_argument("--data", metavar="ROOT", help="data root (default: $MRFQUANT_DATA, or ~/.cache/mrfquant/data)")
     p.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/reproduce"), help="default: runs/reproduce")
     p.add_argument("--wandb", choices=["online", "offline", "disabled"], default="disabled", help="default: disabled")
@@ -79,8 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
     cells = chosen(arguments)
     options = ["--wandb", arguments.wandb, "--device", arguments.device]
     options += ["--data", arguments.data] if arguments.data else []
+    settings = ["Trainer.compile = True"] if arguments.compile else []
     campaign = Campaign(
-        cells, arguments.seeds, arguments.scale, arguments.out, arguments.jobs, options, arguments.smoke
+        cells, arguments.seeds, arguments.scale, arguments.out, arguments.jobs, options, settings, arguments.smoke
     )
     total = len(cells) * arguments.seeds
     done = sum(map(len, campaign.accuracies().values()))

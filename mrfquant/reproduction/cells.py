@@ -32,7 +32,8 @@ class Campaign:
     Args:
         scale: 'paper' takes the configurations of gin/, 'small' those of gin/small/.
         jobs: cells at a time; they share the cores evenly.
-        options: arguments handed on to every run. smoke: stand-in data in every run.
+        options: arguments handed on to every run, resumed or not. settings: bindings for every new run that leave its
+            results as they are. smoke: stand-in data in every run.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class Campaign:
         out: Path,
         jobs: int = 1,
         options: Sequence[str] = (),
+        settings: Sequence[str] = (),
         smoke: bool = False,
     ) -> None:
         self.cells, self.seeds, self.scale, self.out, self.jobs = cells, seeds, scale, out, jobs
-        self.options, self.smoke = options, smoke
+        self.options, self.settings, self.smoke = options, settings, smoke
         self._running: set[subprocess.Popen[str]] = set()
         self._lock = threading.Lock()
         self._stopping = False
@@ -89,7 +91,7 @@ class Campaign:
             what = ["--resume", str(folder)]
         else:
             config = f"gin/{'small/' if self.scale == 'small' else ''}{cell.config}.gin"
-            bindings = [word for setting in cell.settings for word in ("--set", setting)]
+            bindings = [word for setting in (*cell.settings, *self.settings) for word in ("--set", setting)]
             what = ["--gin", config, *bindings, "--seed", str(seed), "--out", str(folder)]
             what += ["--smoke"] if self.smoke else []
         threads = max(1, (os.cpu_count() or 1) // self.jobs)

@@ -16,7 +16,7 @@ from mrfquant.distributed import Team
 from mrfquant.errors import RunFailed
 from mrfquant.inference import Inference
 from mrfquant.schedules import Constant, Schedule
-from mrfquant.settings import Count, Fraction, configurable
+from mrfquant.settings import Count, Fraction, Positive, configurable
 from mrfquant.training.checkpoints import Checkpoints
 from mrfquant.training.collectors import Collector
 from mrfquant.training.evaluation import evaluate
@@ -38,6 +38,8 @@ class Trainer:
         eval_interval: evaluate on validation and save a checkpoint every so many iterations.
         log_interval: record the mean training loss every so many iterations (the loop's only other sync).
         learning_rate: factor on the optimizer's learning rate, a function of the iteration.
+        label_smoothing: share of the target spread evenly over the classes.
+        temperature: divides the logits, which are large in a network of weights -1 and 1; accuracies do not depend on it.
         precision: of forward and backward; 'auto' is bfloat16 autocast on CUDA and float32 elsewhere.
         compile: run the network through torch.compile.
         per_layer: record the entropy of every labelled parameter at each evaluation, too.
@@ -55,6 +57,7 @@ class Trainer:
         log_interval: Count = 100,
         learning_rate: Schedule | None = None,
         label_smoothing: Fraction = 0.0,
+        temperature: Positive = 1.0,
         precision: Literal["auto", "float32", "bfloat16"] = "auto",
         compile: bool = False,
         per_layer: bool = False,
@@ -67,7 +70,7 @@ class Trainer:
         self.model, self.dataset, self.inference = model, dataset, inference
         self.iterations, self.eval_interval, self.log_interval = iterations, eval_interval, log_interval
         self.learning_rate = learning_rate or Constant(1.0)
-        self.label_smoothing, self.per_layer = label_smoothing, per_layer
+        self.label_smoothing, self.temperature, self.per_layer = label_smoothing, temperature, per_layer
         self.checkpoints, self.collectors, self.should_stop = checkpoints, collectors, should_stop
         self.team = team or Team()
         self.device = dataset.train.images.device
@@ -109,12 +112,15 @@ class Trainer:
         images, labels = next(self.batches)
         self.inference.scale_learning_rate(self.learning_rate(self.iteration, self.iterations))
         with self.autocast:
-            loss = functional.cross_entropy(self.forward(images), labels, label_smoothing=self.label_smoothing)
+            loss = functional.cross_entropy(self._logits(images), labels, label_smoothing=self.label_smoothing)
         loss.backward()
         self.team.average(self.inference.labelling.gradients())
         self.inference.step()
         self._losses.append(loss.detach())
         self.iteration += 1
+
+    def _logits(self, images: Tensor) -> Tensor:
+        return self.forward(images) / self.temperature
 
     def _asked_to_stop(self) -> bool:
         """Processes stop together, so they have to agree, which costs a sync: now and then."""
@@ -153,10 +159,10 @@ class Trainer:
     def _validate(self) -> dict[str, float]:
         figures = {}
         if self.inference.relaxed:
-            relaxed = evaluate(self.model, self.dataset, self.dataset.val, forward=self.forward, team=self.team)
+            relaxed = evaluate(self.model, self.dataset, self.dataset.val, forward=self._logits, team=self.team)
             figures["relaxed_val_top1"] = relaxed["top1"]
         with self.inference.rounded():
-            found = evaluate(self.model, self.dataset, self.dataset.val, forward=self.forward, team=self.team)
+            found = evaluate(self.model, self.dataset, self.dataset.val, forward=self._logits, team=self.team)
             if self.best is None or found["top1"] > self.best["val_top1"]:
                 self.best = {"iteration": self.iteration, "val_top1": found["top1"]}
                 self._best_state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
@@ -174,7 +180,7 @@ class Trainer:
             self._best_state = self.checkpoints.best(self.best["iteration"], self.device)["model"]
         self.inference.labelling.refuse_off_levels(self._best_state)
         self.model.load_state_dict(self._best_state)
-        found = evaluate(self.model, self.dataset, self.dataset.test, forward=self.forward, team=self.team)
+        found = evaluate(self.model, self.dataset, self.dataset.test, forward=self._logits, team=self.team)
         return {
             "best_iteration": self.best["iteration"],
             "best_val_top1": self.best["val_top1"],

@@ -91,6 +91,14 @@ def test_stand_in_runs_never_count_as_real_ones(tmp_path):
     assert Campaign([cell], 1, "paper", tmp_path).accuracies() == {}
 
 
+def test_settings_reach_every_new_run(tmp_path):
+    (cell,) = [c for c in TABLES["results"] if c.column == "PMF" and c.model == "lenet300"]
+    campaign = Campaign([cell], 1, "paper", tmp_path, settings=["Trainer.log_interval = 7"], smoke=True)
+    (outcome,) = campaign.run()
+    assert outcome.accuracy is not None, outcome.message
+    assert "Trainer.log_interval = 7" in (campaign.folder(cell, 0) / "operative.gin").read_text()
+
+
 def test_a_failing_cell_is_told_and_the_others_go_on(tmp_path, capsys):
     arguments = ["results", "--rows", "lenet300", "--methods", "PMF", "--device", "cuda:7", "--out", str(tmp_path)]
     assert main(arguments) == 1

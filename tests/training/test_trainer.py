@@ -81,3 +81,16 @@ def test_a_solver_that_leaves_the_levels_is_not_reported_as_quantized():
     trainer, _ = make(Leaky, [-1, 1])
     with pytest.raises(AssertionError, match="not on the levels"):
         trainer.run()
+
+
+def test_the_loss_is_of_smoothed_targets_and_logits_over_the_temperature():
+    smoothing, temperature = 0.2, 5.0
+    trainer, records = make(Reference, None, iterations=1, label_smoothing=smoothing, temperature=temperature)
+    network = copy.deepcopy(trainer.model)
+    images, labels = next(make(Reference, None)[0].batches)
+    log_p = (network(images) / temperature).log_softmax(1)
+    chosen = log_p.gather(1, labels[:, None])[:, 0]
+    expected = -((1 - smoothing) * chosen + smoothing * log_p.mean(1)).mean()
+    trainer.run()
+    ((_, values),) = records.records
+    assert values["loss"] == pytest.approx(expected.item(), rel=1e-5)
