@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import gin
 import torch
 from torch import nn
 
-import mrfquant.models  # noqa: F401 - registers the networks with gin
+import mrfquant.models  # registers the networks with gin
+import mrfquant.optimizers  # noqa: F401 - registers torch's optimizers with gin
 from mrfquant.data import Dataset, stand_in
 from mrfquant.distributed import Team, synchronise_batch_norm
 from mrfquant.errors import BadInput
@@ -18,11 +18,6 @@ from mrfquant.inference import Inference, Reference
 from mrfquant.labelling import Labelling
 from mrfquant.settings import Seed, configurable
 from mrfquant.training import Checkpoints, Collector, Trainer
-
-for _name in torch.optim.__all__:  # every optimizer of torch under its own name: Adam, SGD, ...
-    _class = getattr(torch.optim, _name)
-    if isinstance(_class, type) and issubclass(_class, torch.optim.Optimizer) and _class is not torch.optim.Optimizer:
-        gin.external_configurable(_class, module="torch.optim", denylist=["params"])
 
 SMOKE_ITERATIONS = 20
 

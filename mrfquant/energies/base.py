@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -16,6 +17,11 @@ class Energy(ABC):
     It reads what the block holds at step k, the weights w^k and the gradient g^k that backward left there. A subclass
     writes `value` and `gradient`, in the forms of `mrfquant.projections`.
     """
+
+    couples_blocks = False  # whether variables of different blocks interact
+
+    def look(self, us: Sequence[tuple[Block, Tensor]]) -> None:  # noqa: B027 - most energies need one block at a time
+        """See every block with its u: before each step, if the energy couples blocks."""
 
     @abstractmethod
     def value(self, block: Block, u: Tensor) -> Tensor:

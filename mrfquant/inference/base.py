@@ -99,6 +99,8 @@ class Inference(ABC):
     def step(self) -> None:
         """One update from the gradient that backward has left; the gradient is cleared."""
         self.labelling.gradients()  # collects them
+        if self.energy.couples_blocks:
+            self.energy.look([(block, self.marginals(block, x)) for block, x in self.pairs()])
         for block, x in self.pairs():
             x.grad = self.gradient(block, x)
         self.optimizer.step()

@@ -39,7 +39,7 @@ class Trainer:
         log_interval: record the mean training loss every so many iterations (the loop's only other sync).
         learning_rate: factor on the optimizer's learning rate, a function of the iteration.
         label_smoothing: share of the target spread evenly over the classes.
-        temperature: divides the logits, which are large in a network of weights -1 and 1; accuracies do not depend on it.
+        temperature: divides the logits, which are large in a network of weights -1 and 1; accuracies are the same.
         precision: of forward and backward; 'auto' is bfloat16 autocast on CUDA and float32 elsewhere.
         compile: run the network through torch.compile.
         per_layer: record the entropy of every labelled parameter at each evaluation, too.

@@ -1,0 +1,141 @@
+"""python -m mrfquant.compete: every solver on every field of a folder, against the results that lie beside them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrfquant.command_line import guarded
+from mrfquant.errors import BadInput
+from mrfquant.files import write_text
+
+if TYPE_CHECKING:
+    from mrfquant.mrf import FactorGraph, Result
+
+EXACT = ("junction_tree", "enumeration")
+
+EPILOG = """example:
+  python -m mrfquant.compete fields/ --seconds 20 --markdown table.md
+
+For every NAME.uai in the folder NAME.uai.evid is the evidence and NAME.uai.MAR, NAME.uai.MAP are the references, where
+they exist. The gap of a labelling is its energy less the lowest that anybody found, the reference included; 'none'
+means that only forbidden labellings were found.
+exit status: 0 done, 1 failed, 2 bad input, 130 interrupted"""
+
+
+@dataclass
+class Entry:
+    """What one solver found on one field: mean absolute error of its marginals, and the energy of its labelling."""
+
+    error: float | None
+    energy: float
+    seconds: float
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    p = argparse.ArgumentParser(
+        prog="python -m mrfquant.compete",
+        description="Run every solver on every UAI field of a folder and compare with the references.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("folder", metavar="DIR", type=Path, help="a folder of UAI files")
+    p.add_argument("--solvers", metavar="NAMES", help="names of gin/mrf/, comma-separated (default: all approximate)")
+    p.add_argument("--seconds", type=float, default=20.0, help="for each start of a solver (default: 20)")
+    p.add_argument("--seed", type=int, default=0, help="seed of the first start (default: 0)")
+    p.add_argument("--markdown", metavar="FILE", type=Path, help="write the tables there, too")
+    return p
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run them all, print a line each, then the tables."""
+    from mrfquant.config import CONFIGS
+
+    models = sorted(arguments.folder.glob("*.uai"))
+    if not models:
+        raise BadInput(f"{arguments.folder} holds no file NAME.uai")
+    if not arguments.seconds > 0:
+        raise BadInput(f"--seconds {arguments.seconds}, expected a number above 0")
+    known = sorted(file.stem for file in CONFIGS.glob("mrf/*.gin"))
+    names = [n.strip() for n in (arguments.solvers or ",".join(n for n in known if n not in EXACT)).split(",")]
+    for name in names:
+        if name not in known:
+            raise BadInput(f"--solvers {name!r}, expected names among {', '.join(known)}")
+    found: dict[str, dict[str, Entry]] = {}
+    lowest: dict[str, float] = {}
+    for model in models:
+        entries, reference = _compete(model, names, arguments.seconds, arguments.seed)
+        found[model.stem] = entries
+        lowest[model.stem] = min(reference, *(entry.energy for entry in entries.values()))
+    text = "\n\n".join(
+        [
+            "Mean absolute error of the marginals:\n\n" + _table(found, names, _error),
+            "Gap of the labelling's energy:\n\n" + _table(found, names, lambda m, e: _gap(e, lowest[m])),
+            "Seconds:\n\n" + _table(found, names, lambda m, e: f"{e.seconds:.1f}"),
+        ]
+    )
+    print(f"\n{text}")
+    if arguments.markdown:
+        write_text(arguments.markdown, text + "\n")
+    return 0
+
+
+def _compete(model: Path, names: list[str], seconds: float, seed: int) -> tuple[dict[str, Entry], float]:
+    import torch
+
+    from mrfquant.config import Config
+    from mrfquant.mrf import solve, uai
+
+    def beside(ending: str) -> Path | None:
+        path = model.with_name(model.name + ending)
+        return path if path.exists() else None
+
+    graph = uai.read_model(model)
+    evidence = uai.read_evidence(path) if (path := beside(".evid")) else {}
+    marginals = graph.flat(uai.read_mar(path)) if (path := beside(".MAR")) else None
+    reference = graph.energy(torch.tensor(uai.read_map(path))).item() if (path := beside(".MAP")) else math.inf
+    entries = {}
+    for name in names:
+        Config(f"mrf/{name}.gin", [f"solve.seconds = {seconds}"])
+        result = solve(graph, evidence=evidence, seed=seed)
+        entries[name] = _entry(result, graph, marginals)
+        error = "" if entries[name].error is None else f", marginals off by {entries[name].error:.4f}"
+        print(f"{model.stem}, {name}: energy {result.energy:.4f}{error}, {result.seconds:.1f} s", flush=True)
+    return entries, reference
+
+
+def _entry(result: Result, graph: FactorGraph, marginals: object) -> Entry:
+    error = None if marginals is None else (result.marginals - marginals).abs().mean().item()
+    return Entry(error, result.energy, result.seconds)
+
+
+def _error(model: str, entry: Entry) -> str:
+    return "-" if entry.error is None else f"{entry.error:.4f}"
+
+
+def _gap(entry: Entry, lowest: float) -> str:
+    if math.isinf(entry.energy):
+        return "none"
+    gap = entry.energy - lowest
+    return "0" if gap < 1e-6 else f"{gap:.3g}"
+
+
+def _table(found: dict[str, dict[str, Entry]], names: list[str], text: object) -> str:
+    lines = ["| | " + " | ".join(n.replace("_", " ") for n in names) + " |", "| --- |" + " --- |" * len(names)]
+    for model, entries in found.items():
+        lines.append(f"| {model} | " + " | ".join(text(model, entries[n]) for n in names) + " |")  # type: ignore[operator]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point."""
+    return guarded(run, parser().parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""python -m mrfquant.infer: marginals, the likeliest labelling or log Z of a Markov random field in a UAI file."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mrfquant.command_line import guarded
+from mrfquant.errors import BadInput
+
+if TYPE_CHECKING:
+    from mrfquant.mrf import FactorGraph, Result
+
+DEFAULT_SOLVER = {"mar": "belief_propagation", "pr": "belief_propagation", "map": "local_search"}
+
+EPILOG = """examples:
+  python -m mrfquant.infer grid.uai --task mar --out grid.MAR
+  python -m mrfquant.infer grid.uai --task pr --solver junction_tree --reference grid.uai.PR
+  python -m mrfquant.infer grid.uai --evid grid.uai.evid --task map --set 'LocalSearch.size = 80'
+
+A solver is a file of gin/mrf/, by its name there, or a gin file of your own. log10 Z is printed with what it is worth:
+exact, a bound, or an estimate.
+exit status: 0 done, 1 failed, 2 bad input, 130 interrupted"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    p = argparse.ArgumentParser(
+        prog="python -m mrfquant.infer",
+        description="Infer marginals, the likeliest labelling or log Z of a Markov random field.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("model", metavar="MODEL.uai", type=Path, help="a MARKOV or BAYES model")
+    p.add_argument("--evid", metavar="FILE", type=Path, help="observed labels (default: none)")
+    p.add_argument(
+        "--task",
+        choices=["mar", "map", "pr"],
+        default="mar",
+        help="marginals, likeliest labelling, partition function (default: mar)",
+    )
+    p.add_argument(
+        "--solver",
+        metavar="NAME",
+        help="a name of gin/mrf/ or a gin file (default: belief_propagation, for map local_search)",
+    )
+    p.add_argument(
+        "--set",
+        metavar="BINDING",
+        action="append",
+        default=[],
+        help="override one setting, as in gin: 'Name.parameter = value'; may be repeated",
+    )
+    p.add_argument("--seed", type=int, default=0, help="seed of the first start (default: 0)")
+    p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
+    p.add_argument("--out", metavar="FILE", type=Path, help="write the result there, in UAI's format of the task")
+    p.add_argument("--reference", metavar="FILE", type=Path, help="a result to compare with")
+    return p
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, solve, print a summary, write the result."""
+    from mrfquant.config import CONFIGS, Config
+    from mrfquant.devices import choose_device
+    from mrfquant.mrf import uai
+
+    name = arguments.solver or DEFAULT_SOLVER[arguments.task]
+    known = sorted(file.stem for file in CONFIGS.glob("mrf/*.gin"))
+    if name not in known and not Path(name).is_file():
+        raise BadInput(f"--solver {name!r} is neither a gin file nor one of {', '.join(known)}")
+    graph = uai.read_model(arguments.model)
+    evidence = uai.read_evidence(arguments.evid) if arguments.evid else {}
+    reference = _read_reference(arguments, graph)
+    print(f"{arguments.model.name}: {_describe(graph)}, {len(evidence)} observed", flush=True)
+    config = Config(f"mrf/{name}.gin" if name in known else name, arguments.set)
+    with config.explaining():
+        result = _solve(graph.to(device=choose_device(arguments.device)), evidence, arguments.seed, config)
+    _print(Path(name).stem, result, graph)
+    if reference is not None:
+        print(f"reference    {_compare(arguments.task, result, reference, graph)}")
+    if arguments.out:
+        _write(arguments, result, graph)
+        print(f"written      {arguments.out}")
+    return 0
+
+
+def _solve(graph: FactorGraph, evidence: dict[int, int], seed: int, config: Any) -> Result:
+    from tqdm import tqdm
+
+    from mrfquant.mrf import Row, solve
+
+    with tqdm(desc="solving", unit=" iterations", leave=False, disable=None, delay=1) as bar:
+
+        def show(row: Row) -> None:
+            if bar.n == 0:  # every part is built by now
+                config.refuse_unused()
+            bar.update()
+            bar.set_postfix(residual=f"{row.residual:.1e}", energy=f"{row.best:.6g}", refresh=False)
+
+        return solve(graph, evidence=evidence, seed=seed, on_row=show)
+
+
+def _describe(graph: FactorGraph) -> str:
+    labels = graph.cardinalities
+    kinds = f"{labels.min()} to {labels.max()}" if len(labels) and labels.min() < labels.max() else f"{labels.max()}"
+    arity = max((len(group.index) for group in graph.groups), default=0)
+    return f"{len(graph):,} variables of {kinds} labels, {graph.num_factors:,} factors of up to {arity} variables"
+
+
+def _print(name: str, result: Result, graph: FactorGraph) -> None:
+    ends = {"converged": "converged", "iterations": "not converged", "time": "stopped by the clock"}
+    if result.direction == "exact":
+        print(f"{name}: exact, {result.seconds:.2f} s")
+    else:
+        print(f"{name}: {ends[result.reason]} after {result.iterations:,} iterations, {result.seconds:.2f} s")
+    if result.log_z is not None:
+        print(f"log10 Z      {result.log_z / math.log(10):.6f} ({result.direction})")
+    found = f"{result.energy:.6f}" if math.isfinite(result.energy) else "none: every labelling tried is forbidden"
+    print(f"energy       {found}")
+    if math.isfinite(result.energy):
+        parts = {k: v.item() for k, v in graph.energy_split(result.labels.cpu()).items() if v}
+        print("             " + ", ".join(f"{part} {value:.6f}" for part, value in parts.items()))
+
+
+def _read_reference(arguments: argparse.Namespace, graph: FactorGraph) -> Any:
+    from mrfquant.mrf import uai
+
+    if arguments.reference is None:
+        return None
+    read = {"mar": uai.read_mar, "map": uai.read_map, "pr": uai.read_pr}[arguments.task]
+    reference = read(arguments.reference)
+    if arguments.task == "pr":
+        return reference
+    labels = graph.cardinalities.tolist()
+    fits = len(reference) == len(labels) and (
+        [len(row) for row in reference] == labels
+        if arguments.task == "mar"
+        else all(0 <= x < c for x, c in zip(reference, labels, strict=True))
+    )
+    if not fits:
+        raise BadInput(f"{arguments.reference} does not fit {arguments.model}: another number of variables or labels")
+    return reference
+
+
+def _compare(task: str, result: Result, reference: Any, graph: FactorGraph) -> str:
+    import torch
+
+    if task == "mar":
+        error = (graph.flat(reference) - result.marginals.cpu()).abs()
+        return f"mean absolute error {error.mean():.2e}, largest {error.max():.2e}"
+    if task == "map":
+        theirs = graph.energy(torch.tensor(reference)).item()
+        return f"energy {theirs:.6f}, ours is {result.energy - theirs:+.6f}"
+    if result.log_z is None:
+        return f"log10 Z {reference / math.log(10):.6f}: this solver gives none"
+    return f"log10 Z {reference / math.log(10):.6f}, ours is {(result.log_z - reference) / math.log(10):+.6f}"
+
+
+def _write(arguments: argparse.Namespace, result: Result, graph: FactorGraph) -> None:
+    from mrfquant.mrf import uai
+
+    if arguments.task == "mar":
+        uai.write_mar(arguments.out, graph.per_variable(result.marginals))
+    elif arguments.task == "map":
+        uai.write_map(arguments.out, result.labels.tolist())
+    elif result.log_z is None:
+        raise BadInput("this solver gives no log Z to write: choose another for --task pr, such as belief_propagation")
+    else:
+        uai.write_pr(arguments.out, result.log_z)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point."""
+    return guarded(run, parser().parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

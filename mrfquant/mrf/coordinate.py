@@ -1,0 +1,132 @@
+"""Coordinate descent, a colour at a time: sequential mean-field and ICM.
+
+Variables of one colour share no factor, so updating them together is the same as one after the other, and vectorised.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from mrfquant.mrf.factor_graph import PENALTY, FactorGraph, Group, field
+from mrfquant.mrf.solver import Solver
+from mrfquant.schedules import Constant, Schedule
+from mrfquant.settings import configurable
+
+
+class CoordinateDescent(Solver):
+    """Sweeps over the colours; a subclass says how a variable answers to its field."""
+
+    def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None) -> None:
+        super().__init__(graph, seed, start)
+        self._soft = graph.floored(PENALTY)
+        self._unary = self._soft.unary()
+        self._sweep = [self._plan(chosen) for chosen in _colours(graph, self.generator)]
+        self._u = self._initial() if start is None else start.clone()
+        self._fields = torch.zeros_like(self._u)
+
+    def step(self) -> float:
+        residual = self._u.new_zeros(())
+        for parts, places in self._sweep:
+            for index in places:
+                self._fields[index] = self._unary[index]
+            for group, axis in parts:
+                group.scatter(self._fields, axis, field(group, axis, self._u))
+            for index in places:
+                old = self._u[index]
+                new = self.answer(self._fields[index], old)
+                residual = torch.maximum(residual, (new - old).abs().max())
+                self._u[index] = new
+        return residual.item()
+
+    @abstractmethod
+    def answer(self, fields: Tensor, u: Tensor) -> Tensor:
+        """The new u of some variables, from their fields and their old u: (c, m) each."""
+
+    def marginals(self) -> Tensor:
+        return self._u
+
+    def _initial(self) -> Tensor:
+        """A random labelling."""
+        graph = self.graph
+        draw = torch.rand(len(graph), generator=self.generator, device=graph.device)
+        return graph.one_hot((draw * graph.cardinalities).long().clamp_(max=graph.cardinalities - 1))
+
+    def _plan(self, chosen: Tensor) -> tuple[list[tuple[Group, int]], list[Tensor]]:
+        """Which factors speak to the variables of a colour (a mask), along which axis; where these lie, by kind."""
+        parts = []
+        for group in self._soft.couplings:
+            for axis in range(len(group.index)):
+                found = chosen[group.scopes[:, axis]].nonzero()[:, 0]
+                if len(found):
+                    parts.append((group.part(found), axis))
+        kinds = [c.variables[chosen[c.variables]] for c in self.graph.by_cardinality]
+        return parts, [self.graph.index(variables) for variables in kinds if len(variables)]
+
+
+@configurable(supplied=["graph", "seed", "start"])
+class SequentialMeanField(CoordinateDescent):
+    """Mean-field by coordinate ascent: -log Z <= free energy, which no sweep at beta = 1 increases.
+
+    Args:
+        beta: the inverse temperature; growing, it anneals towards a labelling. The bound holds for any u.
+    """
+
+    direction = "lower bound"
+
+    def __init__(
+        self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, beta: Schedule | None = None
+    ) -> None:
+        self.schedule = beta or Constant(1.0)
+        self.iteration = 0
+        super().__init__(graph, seed, start)
+
+    def step(self) -> float:
+        self._beta = self.schedule(self.iteration, None)
+        self.iteration += 1
+        return super().step()
+
+    def answer(self, fields: Tensor, u: Tensor) -> Tensor:
+        return (fields * self._beta).softmax(0)
+
+    def log_z(self) -> float:
+        return self.graph.factorised_bound(self._u)
+
+    def _initial(self) -> Tensor:
+        noise = torch.randn(self.graph.size, generator=self.generator, dtype=self.graph.dtype, device=self.graph.device)
+        return self.graph.softmax(0.1 * noise)
+
+
+@configurable(supplied=["graph", "seed", "start"])
+class ICM(CoordinateDescent):
+    """Iterated conditional modes: each variable takes its best label given the others, until none wants to move."""
+
+    def answer(self, fields: Tensor, u: Tensor) -> Tensor:
+        content = (fields * u).sum(0) >= fields.amax(0)  # ties leave a variable where it is
+        best = torch.zeros_like(u).scatter_(0, fields.argmax(0, keepdim=True), 1)
+        return torch.where(content, u, best)
+
+
+def _colours(graph: FactorGraph, generator: torch.Generator) -> list[Tensor]:
+    """The variables as sets (masks) without a common factor: maximal independent sets, drawn as Luby does."""
+    pairs = [g.scopes[:, [a, b]] for g in graph.couplings for a, b in combinations(range(g.scopes.shape[1]), 2)]
+    edges = torch.cat([graph.cardinalities.new_empty((0, 2)), *pairs, *(pair.flip(1) for pair in pairs)])
+    left = torch.ones(len(graph), dtype=torch.bool, device=graph.device)
+    colours = []
+    while left.any():
+        colour, open_ = torch.zeros_like(left), left.clone()
+        edges = edges[left[edges].all(1)]
+        while open_.any():
+            draw = torch.rand(len(graph), generator=generator, device=graph.device, dtype=torch.float64)
+            draw = torch.where(open_, draw, -1.0)
+            highest = torch.full_like(draw, -1.0).scatter_reduce_(0, edges[:, 0], draw[edges[:, 1]], "amax")
+            won = open_ & (draw > highest)
+            colour |= won
+            open_ &= ~won
+            open_[edges[won[edges[:, 0]], 1]] = False
+        colours.append(colour)
+        left &= ~colour
+    return colours

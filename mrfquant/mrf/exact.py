@@ -1,0 +1,273 @@
+"""Exact inference: by listing all labellings, or on a junction tree where the graph is thin enough."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import networkx
+import torch
+from networkx.algorithms.approximation import treewidth_min_fill_in
+from torch import Tensor
+
+from mrfquant.errors import BadInput
+from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
+from mrfquant.mrf.solver import Solver
+from mrfquant.settings import Count, Positive, configurable
+
+CHUNK = 2**12  # labellings scored at once
+Term = tuple[Sequence[int], Tensor]  # variables in the order of the tree, and log-potentials over them
+
+
+class TooWide(BadInput):
+    """The junction tree would need a table beyond the limit; a caller may fall back on something else."""
+
+
+class _Exact(Solver):
+    """A solver that is done after one step; what it finds is worked out when it is first asked for, and kept."""
+
+    direction = "exact"
+
+    def step(self) -> float:
+        self.marginals()
+        return 0.0
+
+
+@configurable(supplied=["graph", "seed", "start"])
+class Enumeration(_Exact):
+    """Scores every labelling: slow, and so simple that the other solvers are tested against it.
+
+    Args:
+        limit: the most labellings that are listed; a graph with more is refused.
+    """
+
+    def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, limit: Count = 2**20) -> None:
+        super().__init__(graph, seed, start)
+        self._cards = graph.cardinalities.tolist()
+        self._count = math.prod(self._cards)
+        if self._count > limit:
+            raise BadInput(
+                f"the graph has 2^{math.log2(self._count):.1f} labellings, more than the {limit} that are listed: "
+                "raise Enumeration.limit, or use JunctionTree"
+            )
+
+    def log_z(self) -> float:
+        return self._scores.logsumexp(0).item()
+
+    def marginals(self) -> Tensor:
+        return self._marginals
+
+    def labels(self) -> Tensor:
+        return self._labelling(self._scores.argmax())
+
+    @cached_property
+    def _scores(self) -> Tensor:
+        numbers = torch.arange(self._count, device=self.graph.device)
+        scores = torch.cat([self.graph.score(self._labelling(part)) for part in numbers.split(CHUNK)])
+        if scores.isneginf().all():
+            raise _contradiction()
+        return scores
+
+    @cached_property
+    def _marginals(self) -> Tensor:
+        joint, before, rows = self._scores.softmax(0), 1, []
+        for c in self._cards:
+            rows.append(joint.view(before, c, -1).sum((0, 2)).tolist())
+            before *= c
+        return self.graph.flat(rows)
+
+    def _labelling(self, number: Tensor) -> Tensor:
+        """The labels (..., n) of labellings (...), numbered with the last variable running fastest."""
+        labels = number.new_empty(*number.shape, len(self._cards))
+        for v in reversed(range(len(self._cards))):
+            labels[..., v] = number % self._cards[v]
+            number = number // self._cards[v]
+        return labels
+
+
+@dataclass(frozen=True)
+class _Clique:
+    """A clique of the tree.
+
+    Attributes:
+        own: its variables that are not in its parent. separator: those that are. parent: its number, None for the
+            root. children: their numbers. factors: those of the graph that are counted here.
+    """
+
+    own: list[int]
+    separator: list[int]
+    parent: int | None
+    children: list[int]
+    factors: list[Term]
+
+
+@configurable(supplied=["graph", "seed", "start"])
+class JunctionTree(_Exact):
+    """Passes messages between the cliques of a tree decomposition, found by the min-fill heuristic.
+
+    The cliques are numbered from the root on, and all of them list their variables from the last to be met on this way
+    to the first. So a table is a matrix (own, separator) without any transposition, a message has the order of its
+    receiver, and a factor fits where the last of its variables is met.
+
+    Args:
+        width_limit: log2 of the entries of the largest table; a wider graph is refused. At 25 a table takes 256 MB in
+            float64; the work needs a few of them, and a message for each clique is kept.
+
+    Attributes:
+        width: log2 of the entries of the largest table here.
+    """
+
+    def __init__(
+        self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, width_limit: Positive = 25
+    ) -> None:
+        super().__init__(graph, seed, start)
+        self._cards = graph.cardinalities.tolist()
+        tree = _decomposition(graph)
+        self.width = max(sum(math.log2(self._cards[v]) for v in bag) for bag in tree)
+        if self.width > width_limit:
+            raise TooWide(
+                f"the junction tree needs a table of 2^{self.width:.1f} entries, the limit is 2^{width_limit:g}: raise "
+                "JunctionTree.width_limit if the memory allows, or use an approximate solver such as BeliefPropagation"
+            )
+        self._cliques = self._rooted(tree)
+
+    def log_z(self) -> float:
+        return self._sums[0]
+
+    def marginals(self) -> Tensor:
+        return self._sums[1]
+
+    def labels(self) -> Tensor:
+        return self._best
+
+    @cached_property
+    def _sums(self) -> tuple[float, Tensor]:
+        """Log Z and the marginals: p(clique) = p(own | separator) p(separator), from the root on."""
+        inboxes, log_z = self._collect(lambda table: table.logsumexp(0))
+        rows = [[1.0]] * len(self.graph)
+        shares: list[Tensor | None] = [None] * len(self._cliques)
+        shares[0] = torch.ones(1, dtype=self.graph.dtype, device=self.graph.device)
+        for k, clique in enumerate(self._cliques):
+            table = self._table(clique, inboxes[k]).softmax(0).nan_to_num_(0)  # nan: a separator that is forbidden
+            table *= shares[k]
+            inboxes[k], shares[k] = [], None  # not needed again: they may be large
+            own, before = table.sum(1), 1
+            for v in clique.own:
+                rows[v] = own.view(before, self._cards[v], -1).sum((0, 2)).tolist()
+                before *= self._cards[v]
+            for child in clique.children:
+                shares[child] = self._sum_onto(table, [*clique.own, *clique.separator], self._cliques[child].separator)
+        return log_z, self.graph.flat(rows)
+
+    @cached_property
+    def _best(self) -> Tensor:
+        """A labelling of largest score: each clique's own labels, given those of the cliques before it."""
+        choices: list[Tensor] = []
+
+        def reduce(table: Tensor) -> Tensor:
+            values, rows = table.max(0)
+            choices.append(rows)
+            return values
+
+        self._collect(reduce)
+        labels = [0] * len(self.graph)
+        for clique, choice in zip(self._cliques, reversed(choices), strict=True):
+            column = 0
+            for v in clique.separator:
+                column = column * self._cards[v] + labels[v]
+            row = int(choice[column])
+            for v in reversed(clique.own):
+                row, labels[v] = divmod(row, self._cards[v])
+        return torch.tensor(labels, dtype=torch.int64, device=self.graph.device)
+
+    def _collect(self, reduce: Callable[[Tensor], Tensor]) -> tuple[list[list[Term]], float]:
+        """Pass messages to the root: every clique's table (own, separator), reduced to its separator.
+
+        Returns:
+            For each clique its factors and the messages that it got, and the root's result.
+        """
+        inboxes, total = [list(clique.factors) for clique in self._cliques], self._constant
+        for clique, inbox in zip(reversed(self._cliques), reversed(inboxes), strict=True):
+            message = reduce(self._table(clique, inbox))
+            top = message.max().item()
+            if top == -math.inf:
+                raise _contradiction()
+            total += top
+            if clique.separator:
+                inboxes[clique.parent].append((clique.separator, message - top))
+        return inboxes, total
+
+    def _table(self, clique: _Clique, terms: list[Term]) -> Tensor:
+        """The sum of the terms as a matrix (own, separator).
+
+        It grows variable by variable and a term is added as soon as all of its variables are there, which is cheap
+        for most.
+        """
+        ending: dict[int, list[Term]] = {}
+        for term in terms:
+            ending.setdefault(term[0][-1], []).append(term)
+        table = torch.zeros(1, dtype=self.graph.dtype, device=self.graph.device)
+        variables = [*clique.own, *clique.separator]
+        for count, v in enumerate(variables, 1):
+            table = table.repeat_interleave(self._cards[v])
+            for scope, values in ending.get(v, []):
+                sizes, inside = self._runs(variables[:count], scope)
+                shape = [size if i else 1 for size, i in zip(sizes, inside, strict=True)]
+                table.view(sizes).add_(values.reshape(shape))
+        return table.view(math.prod(self._cards[v] for v in clique.own), -1)
+
+    def _sum_onto(self, table: Tensor, variables: Sequence[int], kept: Sequence[int]) -> Tensor:
+        """Sum out of a table the variables that are not kept."""
+        sizes, inside = self._runs(variables, kept)
+        gone = [axis for axis, i in enumerate(inside) if not i]
+        return (table.view(sizes).sum(gone) if gone else table).reshape(-1)
+
+    def _runs(self, variables: Sequence[int], scope: Sequence[int]) -> tuple[list[int], list[bool]]:
+        """Neighbouring variables as one axis if all or none are in the scope: few axes, whatever the clique's size."""
+        runs = [(inside, list(run)) for inside, run in itertools.groupby(variables, set(scope).__contains__)]
+        return [math.prod(self._cards[v] for v in run) for _, run in runs], [inside for inside, _ in runs]
+
+    def _rooted(self, tree: networkx.Graph) -> list[_Clique]:
+        """The cliques from the root on, with the graph's factors; what does not depend on any goes to `_constant`."""
+        root = next(iter(tree))
+        cliques: list[_Clique] = []
+        number: dict[frozenset[int], int] = {}
+        met: dict[int, int] = {}  # when each variable was met
+        home: dict[int, int] = {}  # and where
+        for parent, bag in [(None, root), *networkx.dfs_edges(tree, root)]:
+            number[bag] = len(cliques)
+            separator = sorted(bag & met.keys(), key=met.__getitem__, reverse=True)
+            own = sorted(bag - met.keys())
+            met |= {v: len(met) + i for i, v in enumerate(own)}
+            home |= dict.fromkeys(own, len(cliques))
+            if parent is not None:
+                cliques[number[parent]].children.append(len(cliques))
+            cliques.append(_Clique(own[::-1], separator, None if parent is None else number[parent], [], []))
+        self._constant = self.graph.constant
+        for scope, table in self.graph.factors():
+            table, scope = table.squeeze(), [v for v in scope if v in met]
+            order = sorted(range(len(scope)), key=lambda a, scope=scope: met[scope[a]], reverse=True)
+            if scope:
+                first = scope[order[0]]
+                cliques[home[first]].factors.append(([scope[a] for a in order], table.permute(order)))
+            else:
+                self._constant += table.item()
+        return cliques
+
+
+def _decomposition(graph: FactorGraph) -> networkx.Graph:
+    """A tree of cliques (frozensets of variables) in which every factor fits; one label is no variable."""
+    free = (graph.cardinalities > 1).tolist()
+    neighbours = networkx.Graph()
+    neighbours.add_nodes_from(v for v in range(len(graph)) if free[v])
+    for group in graph.groups:
+        for scope in group.scopes.tolist():
+            neighbours.add_edges_from(itertools.combinations([v for v in scope if free[v]], 2))
+    return treewidth_min_fill_in(neighbours)[1]
+
+
+def _contradiction() -> Contradiction:
+    return Contradiction("the factors contradict each other: no labelling has a probability above 0")

@@ -1,0 +1,428 @@
+"""Markov random fields with explicit tables: p(x) = exp(score(x)) / Z, where the score is a sum of factors.
+
+Everything is grouped so that no Python object stands for a single factor: factors of one shape share one tensor, and
+so do the variables of one cardinality. A function of (variable, label), such as u or the unary terms, is a *flat*
+vector: for each cardinality c in increasing order the planes (c, m) of its m variables, as in `mrfquant.projections`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mrfquant.errors import BadInput
+
+PENALTY = -1e3  # log-potential, below a factor's best, that stands for what is forbidden while a solver descends
+NEGLIGIBLE = 1e-30  # a probability that is dropped before asking whether u allows anything forbidden
+
+Factor = tuple[Sequence[int], Tensor | Sequence]  # the variables, and the logarithms of the factor's values
+
+
+class Contradiction(BadInput):
+    """No labelling has a probability above 0."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """F factors of one shape (c_1, ..., c_k).
+
+    Attributes:
+        scopes: (F, k) their variables. tables: (c_1, ..., c_k, F) log-potentials; one table for all may be expanded.
+        index: for each axis a, (c_a, F) the places of its variables in a flat vector.
+        hard: whether a table forbids anything.
+    """
+
+    scopes: Tensor
+    tables: Tensor
+    index: tuple[Tensor, ...]
+    hard: bool
+
+    def __len__(self) -> int:
+        return len(self.scopes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Labels along each axis."""
+        return tuple(self.tables.shape[:-1])
+
+    def gather(self, flat: Tensor, axis: int) -> Tensor:
+        """The flat vector's entries for the variables of an axis: (c_axis, F)."""
+        index = self.index[axis]
+        return flat.index_select(0, index.reshape(-1)).view(index.shape)
+
+    def scatter(self, flat: Tensor, axis: int, message: Tensor) -> None:
+        """Add a message (c_axis, F) to the flat vector's entries for the variables of an axis."""
+        flat.index_add_(0, self.index[axis].reshape(-1), message.reshape(-1))
+
+    def part(self, chosen: Tensor) -> Group:
+        """Some of the factors, by number."""
+        index = tuple(i[:, chosen] for i in self.index)
+        return Group(self.scopes[chosen], self.tables[..., chosen], index, self.hard)
+
+
+@dataclass(frozen=True)
+class Cardinality:
+    """The variables with `labels` labels: their numbers (m,), and where their planes lie in a flat vector."""
+
+    labels: int
+    variables: Tensor
+    start: int
+
+    def planes(self, flat: Tensor) -> Tensor:
+        """The part of a flat vector that belongs to these variables, a view (labels, m)."""
+        size = self.labels * len(self.variables)
+        return flat[self.start : self.start + size].view(self.labels, -1)
+
+
+class FactorGraph:
+    """Variables with c_0, c_1, ... labels and factors over them.
+
+    Args:
+        cardinalities: the number of labels of each variable.
+        factors: pairs of variables and log-potentials (shape: their cardinalities); -inf forbids, an empty scope is a
+            constant factor.
+        groups: many factors of one shape at once: pairs of scopes (F, k) and log-potentials (c_1, ..., c_k, F).
+
+    Attributes:
+        groups: factors of one arity or more, by shape. by_cardinality: the variables, by cardinality. size: the length
+        of a flat vector. constant: the sum of the constant factors.
+    """
+
+    def __init__(
+        self,
+        cardinalities: Sequence[int] | Tensor,
+        factors: Iterable[Factor] = (),
+        groups: Iterable[tuple[Tensor, Tensor]] = (),
+        constant: float = 0.0,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.cardinalities = torch.as_tensor(cardinalities, dtype=torch.int64, device=device)
+        if self.cardinalities.dim() != 1 or (self.cardinalities < 1).any():
+            raise BadInput("the cardinalities of the variables must be a list of whole numbers of at least 1")
+        self.dtype, self.device = dtype, self.cardinalities.device
+        self.by_cardinality: list[Cardinality] = []
+        n = len(self.cardinalities)
+        self._place = torch.zeros(n, dtype=torch.int64, device=self.device)  # of label 0 in a flat vector
+        self._stride = torch.zeros_like(self._place)  # from one label to the next
+        self.size = 0
+        for labels in self.cardinalities.unique().tolist():
+            variables = (self.cardinalities == labels).nonzero()[:, 0]
+            self.by_cardinality.append(Cardinality(labels, variables, self.size))
+            self._place[variables] = self.size + torch.arange(len(variables), device=self.device)
+            self._stride[variables] = len(variables)
+            self.size += labels * len(variables)
+        self.constant = float(constant)
+        by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+        for scopes, tables in (*_stacked(factors), *groups):
+            scopes = torch.as_tensor(scopes, dtype=torch.int64, device=self.device)
+            if scopes.shape[1] == 0:
+                self.constant += torch.as_tensor(tables, dtype=torch.float64).sum().item()
+            elif len(scopes):
+                tables = torch.as_tensor(tables, dtype=dtype, device=self.device)
+                self._refuse_bad(scopes, tables)
+                by_shape.setdefault(tuple(tables.shape[:-1]), []).append((scopes, tables))
+        if math.isnan(self.constant) or self.constant == math.inf:
+            raise BadInput("a constant factor is not a number or infinite")
+        if self.constant == -math.inf:
+            raise Contradiction("a constant factor is 0: no labelling has a probability above 0")
+        self.groups = [self._group(parts) for _, parts in sorted(by_shape.items(), key=lambda p: (len(p[0]), p[0]))]
+
+    def __len__(self) -> int:
+        """The number of variables."""
+        return len(self.cardinalities)
+
+    @property
+    def num_factors(self) -> int:
+        """The number of factors, constants left out."""
+        return sum(map(len, self.groups))
+
+    @property
+    def couplings(self) -> list[Group]:
+        """The factors of two variables or more, by shape."""
+        return [group for group in self.groups if len(group.index) > 1]
+
+    def factors(self) -> Iterator[tuple[list[int], Tensor]]:
+        """One factor after the other: its variables and its table."""
+        for group in self.groups:
+            for f, scope in enumerate(group.scopes.tolist()):
+                yield scope, group.tables[..., f]
+
+    def index(self, variables: Tensor) -> Tensor:
+        """The places (c, F) of variables (F,) of the same cardinality c in a flat vector."""
+        labels = int(self.cardinalities[variables[0]])
+        steps = torch.arange(labels, device=self.device)[:, None]
+        return self._place[variables] + steps * self._stride[variables]
+
+    # Labellings: int64 (..., n)
+
+    def score(self, labels: Tensor) -> Tensor:
+        """The sum of all log-potentials: (...). -inf if the labelling is forbidden."""
+        return sum(self._scores(labels), torch.full(labels.shape[:-1], self.constant, **self._kind))
+
+    def energy(self, labels: Tensor) -> Tensor:
+        """The negative score."""
+        return -self.score(labels)
+
+    def energy_split(self, labels: Tensor) -> dict[str, Tensor]:
+        """The energy by arity; the parts sum to the whole."""
+        parts = {name: torch.zeros(labels.shape[:-1], **self._kind) for name in ("unary", "pairwise", "higher")}
+        for group, score in zip(self.groups, self._scores(labels), strict=True):
+            parts[("unary", "pairwise", "higher")[min(len(group.index), 3) - 1]] -= score
+        return parts | {"constant": torch.full(labels.shape[:-1], -self.constant, **self._kind)}
+
+    def one_hot(self, labels: Tensor) -> Tensor:
+        """The flat u of a labelling (n,)."""
+        flat = torch.zeros(self.size, **self._kind)
+        flat[self._place + labels * self._stride] = 1
+        return flat
+
+    # Flat vectors
+
+    def unary(self) -> Tensor:
+        """The sum of the factors of one variable, flat."""
+        flat = torch.zeros(self.size, **self._kind)
+        for group in self.groups:
+            if len(group.index) == 1:
+                group.scatter(flat, 0, group.tables)
+        return flat
+
+    def uniform(self) -> Tensor:
+        """The u that knows nothing."""
+        flat = torch.empty(self.size, **self._kind)
+        for c in self.by_cardinality:
+            c.planes(flat).fill_(1 / c.labels)
+        return flat
+
+    def softmax(self, flat: Tensor, beta: float = 1.0) -> Tensor:
+        """u of every variable from its log-weights."""
+        out = torch.empty_like(flat)
+        for c in self.by_cardinality:
+            planes = c.planes(flat)
+            c.planes(out).copy_(((planes - planes.amax(0)) * beta).softmax(0))
+        return out
+
+    def argmax(self, flat: Tensor) -> Tensor:
+        """The label of every variable with the largest entry, the first of equals: int64 (n,)."""
+        labels = torch.empty_like(self.cardinalities)
+        for c in self.by_cardinality:
+            labels[c.variables] = c.planes(flat).argmax(0)
+        return labels
+
+    def entropy(self, u: Tensor) -> Tensor:
+        """The entropy of the factorised u in nats."""
+        return torch.special.entr(u).sum()
+
+    def per_variable(self, flat: Tensor) -> list[list[float]]:
+        """The entries of each variable as plain numbers."""
+        rows: list[list[float]] = [[]] * len(self)
+        for c in self.by_cardinality:
+            for v, row in zip(c.variables.tolist(), c.planes(flat).t().tolist(), strict=True):
+                rows[v] = row
+        return rows
+
+    def flat(self, rows: Sequence[Sequence[float]]) -> Tensor:
+        """The inverse of `per_variable`."""
+        flat = torch.empty(self.size, **self._kind)
+        for c in self.by_cardinality:
+            chosen = [rows[v] for v in c.variables.tolist()]
+            if any(len(row) != c.labels for row in chosen):
+                raise BadInput(f"a variable of {c.labels} labels was given another number of entries")
+            c.planes(flat).copy_(torch.tensor(chosen, **self._kind).t())
+        return flat
+
+    def expected_score(self, u: Tensor) -> Tensor:
+        """The expectation of the score under the factorised u; -inf if u allows what is forbidden."""
+        total = torch.tensor(self.constant, **self._kind)
+        for group in self.groups:
+            mean = group.tables
+            for axis in reversed(range(len(group.index))):
+                mean = _contract(mean, axis, group.gather(u, axis), group.hard)
+            total = total + mean.sum()
+        return total
+
+    def fields(self, u: Tensor) -> Tensor:
+        """The gradient of `expected_score`: for each variable and label the expected score of its factors, flat."""
+        flat = torch.zeros_like(u)
+        for group in self.groups:
+            for axis in range(len(group.index)):
+                group.scatter(flat, axis, field(group, axis, u))
+        return flat
+
+    def factorised_bound(self, u: Tensor) -> float:
+        """E[score] + H(u), at most log Z for every u (Gibbs' inequality); -inf if u allows what is forbidden."""
+        u = torch.where(u < NEGLIGIBLE, 0, u)
+        for c in self.by_cardinality:
+            planes = c.planes(u)
+            planes.div_(planes.sum(0))
+        return (self.expected_score(u) + self.entropy(u)).item()
+
+    # Other graphs
+
+    def floored(self, value: float) -> FactorGraph:
+        """The same graph with every log-potential at least `value` below its factor's largest: nothing forbidden."""
+        if not any(group.hard for group in self.groups):
+            return self
+        parts = []
+        for group in self.groups:
+            top = group.tables.amax(tuple(range(len(group.index))))
+            parts.append((group.scopes, torch.maximum(group.tables, top + value)))
+        return FactorGraph(self.cardinalities, groups=parts, constant=self.constant, dtype=self.dtype)
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> FactorGraph:
+        """A copy of another type or on another device."""
+        device = device or self.device
+        return FactorGraph(
+            self.cardinalities.to(device),
+            groups=[(g.scopes.to(device), g.tables.to(device)) for g in self.groups],
+            constant=self.constant,
+            dtype=dtype or self.dtype,
+            device=device,
+        )
+
+    def condition(self, evidence: Mapping[int, int]) -> tuple[FactorGraph, Tensor]:
+        """The graph of the variables that are not observed, and their numbers here.
+
+        Args:
+            evidence: labels of the observed variables.
+        """
+        labels = torch.full_like(self.cardinalities, -1)
+        for v, label in evidence.items():
+            if not 0 <= v < len(self):
+                raise BadInput(f"evidence on variable {v}: there are the variables 0 to {len(self) - 1}")
+            if not 0 <= label < int(self.cardinalities[v]):
+                raise BadInput(
+                    f"evidence gives variable {v} the label {label}: it has the labels 0 to "
+                    f"{int(self.cardinalities[v]) - 1}"
+                )
+            labels[v] = label
+        kept = (labels < 0).nonzero()[:, 0]
+        number = torch.full_like(labels, -1)
+        number[kept] = torch.arange(len(kept), device=self.device)
+        parts, constant = [], self.constant
+        for group in self.groups:
+            observed = labels[group.scopes] >= 0
+            patterns, which = observed.unique(dim=0, return_inverse=True)
+            for p, pattern in enumerate(patterns.tolist()):
+                chosen = (which == p).nonzero()[:, 0]
+                scopes, tables = group.scopes[chosen], group.tables[..., chosen]
+                for axis in reversed([a for a, seen in enumerate(pattern) if seen]):
+                    tables = _take(tables, axis, labels[scopes[:, axis]])
+                free = [a for a, seen in enumerate(pattern) if not seen]
+                best = tables.amax(tuple(range(len(free)))) if free else tables
+                if torch.isneginf(best).any():
+                    scope = scopes[torch.isneginf(best).nonzero()[0, 0]].tolist()
+                    raise Contradiction(
+                        f"the evidence contradicts the factor over variables {scope}: it leaves it 0 everywhere"
+                    )
+                if free:
+                    parts.append((number[scopes[:, free]], tables))
+                else:
+                    constant += tables.sum().item()
+        graph = FactorGraph(
+            self.cardinalities[kept], groups=parts, constant=constant, dtype=self.dtype, device=self.device
+        )
+        return graph, kept
+
+    def merged(self) -> FactorGraph:
+        """The same graph with one factor for each set of variables that has any."""
+        by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+        for group in self.groups:
+            orders, which = group.scopes.argsort(1).unique(dim=0, return_inverse=True)
+            for p, order in enumerate(orders.tolist()):
+                chosen = (which == p).nonzero()[:, 0]
+                tables = group.tables[..., chosen].permute(*order, -1)
+                by_shape.setdefault(tuple(tables.shape[:-1]), []).append((group.scopes[chosen][:, order], tables))
+        parts = []
+        for shape, found in by_shape.items():
+            scopes, which = torch.cat([s for s, _ in found]).unique(dim=0, return_inverse=True)
+            tables = torch.zeros(*shape, len(scopes), **self._kind)
+            parts.append((scopes, tables.index_add_(-1, which, torch.cat([t for _, t in found], -1))))
+        return FactorGraph(
+            self.cardinalities, groups=parts, constant=self.constant, dtype=self.dtype, device=self.device
+        )
+
+    @property
+    def _kind(self) -> dict:
+        return {"dtype": self.dtype, "device": self.device}
+
+    def _group(self, parts: list[tuple[Tensor, Tensor]]) -> Group:
+        scopes = torch.cat([s for s, _ in parts])
+        tables = parts[0][1] if len(parts) == 1 else torch.cat([t for _, t in parts], -1)
+        index = tuple(self.index(scopes[:, a]) for a in range(scopes.shape[1]))
+        return Group(scopes, tables, index, bool(torch.isneginf(tables).any()))
+
+    def _scores(self, labels: Tensor) -> Iterator[Tensor]:
+        for group in self.groups:
+            chosen = labels[..., group.scopes].unbind(-1)
+            yield group.tables[(*chosen, torch.arange(len(group), device=self.device))].sum(-1)
+
+    def _refuse_bad(self, scopes: Tensor, tables: Tensor) -> None:
+        n, k = len(self), scopes.shape[1]
+        outside = ((scopes < 0) | (scopes >= n)).any(1)
+        if outside.any():
+            scope = scopes[outside.nonzero()[0, 0]].tolist()
+            raise BadInput(f"a factor over variables {scope}: there are the variables 0 to {n - 1}")
+        ordered = scopes.sort(1).values
+        twice = (ordered[:, 1:] == ordered[:, :-1]).any(1)
+        if twice.any():
+            raise BadInput(f"a factor over variables {scopes[twice.nonzero()[0, 0]].tolist()}: one appears twice")
+        shape = tuple(tables.shape)
+        wrong = (self.cardinalities[scopes] != torch.tensor(shape[:-1], device=self.device)).any(1)
+        if tables.dim() != k + 1 or shape[-1] != len(scopes) or wrong.any():
+            scope = scopes[wrong.nonzero()[0, 0] if wrong.any() else 0].tolist()
+            expected = "x".join(str(int(c)) for c in self.cardinalities[scope])
+            given = "x".join(map(str, shape[:-1]))
+            raise BadInput(f"the factor over variables {scope} has a table of {given}, expected {expected}")
+        bad = (tables.isnan() | (tables == math.inf)).flatten(0, -2).any(0)
+        if bad.any():
+            scope = scopes[bad.nonzero()[0, 0]].tolist()
+            raise BadInput(f"the factor over variables {scope} has a log-potential that is not a number or infinite")
+        zero = torch.isneginf(tables).flatten(0, -2).all(0)
+        if zero.any():
+            scope = scopes[zero.nonzero()[0, 0]].tolist()
+            raise Contradiction(f"the factor over variables {scope} is 0 everywhere: no labelling is possible")
+
+
+def _contract(tables: Tensor, axis: int, u: Tensor, hard: bool) -> Tensor:
+    """The expectation over one axis, sum_l u_l T[..., l, ...], with 0 times -inf being 0: the axis is gone."""
+    if hard:
+        shape = [1] * tables.dim()
+        shape[axis], shape[-1] = u.shape
+        weights = u.view(shape)
+        return torch.where(weights > 0, tables * weights, 0).sum(axis)
+    total = tables.select(axis, 0) * u[0]
+    for label in range(1, len(u)):
+        total.addcmul_(tables.select(axis, label), u[label])
+    return total
+
+
+def field(group: Group, axis: int, u: Tensor) -> Tensor:
+    """The expected log-potentials of a group for each label of the variables of an axis: (c_axis, F)."""
+    mean = group.tables
+    for other in reversed([a for a in range(len(group.index)) if a != axis]):
+        mean = _contract(mean, other, group.gather(u, other), group.hard)
+    return mean
+
+
+def _stacked(factors: Iterable[Factor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Single factors as groups."""
+    by_shape: dict[tuple[int, ...], list[tuple[Sequence[int], Tensor]]] = {}
+    for scope, table in factors:
+        table = torch.as_tensor(table, dtype=torch.float64)
+        if table.dim() != len(scope):
+            raise BadInput(f"the factor over variables {list(scope)} has a table of {table.dim()} dimensions")
+        by_shape.setdefault(tuple(table.shape), []).append((scope, table))
+    for shape, found in by_shape.items():
+        scopes = torch.tensor([list(scope) for scope, _ in found], dtype=torch.int64).view(len(found), len(shape))
+        yield scopes, torch.stack([table for _, table in found], -1)
+
+
+def _take(tables: Tensor, axis: int, labels: Tensor) -> Tensor:
+    """Each table (..., F) at a label (F,) of one axis: the axis is gone."""
+    index = labels.view([1] * (tables.dim() - 1) + [-1]).expand([*tables.shape[:axis], 1, *tables.shape[axis + 1 :]])
+    return tables.gather(axis, index).squeeze(axis)

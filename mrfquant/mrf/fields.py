@@ -1,0 +1,60 @@
+"""Fields on networkx graphs: Ising and Potts, the usual first examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import networkx as nx
+import torch
+from torch import Tensor
+
+from mrfquant.errors import BadInput
+from mrfquant.mrf.factor_graph import FactorGraph
+
+
+def potts(
+    graph: nx.Graph,
+    unary: Tensor | Sequence[Sequence[float]],
+    coupling: float | Tensor | Sequence[float] = 1.0,
+    dtype: torch.dtype = torch.float64,
+) -> FactorGraph:
+    """A variable per node: log-potential unary[i, x_i], and `coupling` for every edge whose ends agree.
+
+    Args:
+        graph: its nodes, in their order, are the variables.
+        unary: (nodes, labels). coupling: one number, or one for each edge in the order of `graph.edges`.
+    """
+    unary = torch.as_tensor(unary, dtype=dtype)
+    if unary.dim() != 2 or len(unary) != len(graph):
+        raise BadInput(f"unary terms of shape {tuple(unary.shape)} for {len(graph)} nodes: give (nodes, labels)")
+    n, labels = unary.shape
+    edges = _edges(graph)
+    coupling = torch.as_tensor(coupling, dtype=dtype)
+    if coupling.dim() and len(coupling) != len(edges):
+        raise BadInput(f"{len(coupling)} couplings for {len(edges)} edges")
+    tables = (torch.eye(labels, dtype=dtype)[..., None] * coupling).expand(labels, labels, len(edges))
+    return FactorGraph([labels] * n, groups=[(torch.arange(n)[:, None], unary.t()), (edges, tables)], dtype=dtype)
+
+
+def ising(
+    graph: nx.Graph,
+    field: float | Tensor | Sequence[float] = 0.0,
+    coupling: float | Tensor | Sequence[float] = 1.0,
+    dtype: torch.dtype = torch.float64,
+) -> FactorGraph:
+    """Spins s = -1 (label 0) and 1 (label 1): score sum_i field_i s_i + sum_ij coupling_ij s_i s_j."""
+    field = torch.as_tensor(field, dtype=dtype).expand(len(graph))
+    spins = torch.tensor([-1.0, 1.0], dtype=dtype)
+    edges = _edges(graph)
+    coupling = torch.as_tensor(coupling, dtype=dtype).expand(len(edges))
+    groups = [
+        (torch.arange(len(graph))[:, None], spins[:, None] * field),
+        (edges, (spins[:, None] * spins)[..., None] * coupling),
+    ]
+    return FactorGraph([2] * len(graph), groups=groups, dtype=dtype)
+
+
+def _edges(graph: nx.Graph) -> Tensor:
+    number = {node: i for i, node in enumerate(graph)}
+    pairs = [(number[a], number[b]) for a, b in graph.edges()]
+    return torch.tensor(pairs, dtype=torch.int64).view(-1, 2)

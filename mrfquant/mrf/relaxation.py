@@ -1,0 +1,92 @@
+"""The solvers that train networks, on a factor graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+import mrfquant.optimizers  # noqa: F401 - registers torch's optimizers with gin
+from mrfquant.energies.factor_graph import FactorGraphEnergy
+from mrfquant.inference import Inference, ProximalMeanField
+from mrfquant.inference.base import OptimizerRecipe
+from mrfquant.labelling import Labelling
+from mrfquant.mrf.factor_graph import PENALTY, FactorGraph
+from mrfquant.mrf.solver import Solver
+from mrfquant.settings import configurable
+
+DESCENT = partial(torch.optim.SGD, lr=0.1)
+MOST = 20.0  # the largest |log u| that a warm start takes over
+
+
+@configurable(supplied=["graph", "seed", "start"])
+class Relaxation(Solver):
+    """Any `Inference` of networks at work on a factor graph, whose expected energy takes the loss's place.
+
+    Args:
+        inference: builds the solver from labelling, optimizer and energy. optimizer: drives its variables.
+    """
+
+    direction = "lower bound"
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        seed: int = 0,
+        start: Tensor | None = None,
+        inference: Callable[..., Inference] = ProximalMeanField,
+        optimizer: OptimizerRecipe = DESCENT,
+    ) -> None:
+        super().__init__(graph, seed, start)
+        levels = {f"c{c.labels}": _levels(c.labels) for c in graph.by_cardinality}
+        variables = {f"c{c.labels}": len(c.variables) for c in graph.by_cardinality}
+        model = nn.ParameterDict({n: nn.Parameter(torch.zeros(m, **graph._kind)) for n, m in variables.items()})
+        with torch.random.fork_rng(devices=[graph.device] if graph.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            energy = FactorGraphEnergy(graph.floored(PENALTY))
+            self.inference = inference(Labelling(model, levels), optimizer, energy=energy)
+        if start is not None:
+            self._warm(start)
+        self._u = self._read()
+
+    def step(self) -> float:
+        before = self._state()
+        self.inference.step()
+        self._u = self._read()
+        return max(
+            ((new - old).abs().max().item() for new, old in zip(self._state(), before, strict=True)), default=0.0
+        )
+
+    def marginals(self) -> Tensor:
+        return self._u
+
+    def labels(self) -> Tensor:
+        labels = torch.empty_like(self.graph.cardinalities)
+        for c, (block, x) in zip(self.graph.by_cardinality, self.inference.pairs(), strict=True):
+            labels[c.variables] = self.inference.labels(block, x).long()
+        return labels
+
+    def log_z(self) -> float:
+        return self.graph.factorised_bound(self._u)
+
+    def _state(self) -> list[Tensor]:
+        """What has to come to rest: u, or the auxiliary variables where u is always a vertex."""
+        return [self._u] if self.inference.relaxed else [x.clone() for x in self.inference.variables]
+
+    def _read(self) -> Tensor:
+        us = [block.probabilities(self.inference.marginals(block, x)) for block, x in self.inference.pairs()]
+        return torch.cat([u.reshape(-1) for u in us])
+
+    def _warm(self, start: Tensor) -> None:
+        with torch.no_grad():
+            for c, (block, x) in zip(self.graph.by_cardinality, self.inference.pairs(), strict=True):
+                log_u = c.planes(start).log().clamp(min=-MOST)
+                x.copy_((log_u[1] - log_u[0]) / 2 if block.is_pair else log_u)
+            self.inference.project_all()
+
+
+def _levels(labels: int) -> list[float]:
+    """Levels that stand for the labels; which numbers they are plays no role."""
+    return [-1.0, 1.0] if labels == 2 else [float(label) for label in range(labels)]

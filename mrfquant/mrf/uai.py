@@ -1,0 +1,417 @@
+"""Files of the UAI inference competitions: models, evidence, and the results MAR, MAP and PR.
+
+The format is a sequence of words; how they are broken into lines means nothing. A file is never trusted: what its
+counts announce is compared with the words that are there before anything of that size is made.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mrfquant.errors import BadInput
+from mrfquant.files import write_text
+from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
+
+PathLike = str | os.PathLike[str]
+Parsed = TypeVar("Parsed")
+
+LARGEST_LOG = 700.0  # exp of it, and of its negative, is a normal float64: no digit is lost
+MOST_CONSTANTS = 10**6  # constant factors in a file that is written
+MOST_VARIABLES = 60  # in one factor: tensors have at most 64 axes
+MOST_LABELS = 2**16  # of a variable; more in a file that is long enough to have a table of them
+
+
+def read_model(path: PathLike, dtype: torch.dtype = torch.float64) -> FactorGraph:
+    """The factor graph of a MARKOV or BAYES file: the logarithms of its potentials, -inf for 0.
+
+    The conditional probabilities of a BAYES file are factors like any others.
+    """
+    words = _Words(path)
+    words.header("MARKOV", "BAYES")
+    cardinalities = _cardinalities(words)
+    scopes = _scopes(words, len(cardinalities))
+    logs, starts = _logs(words, _sizes(words, scopes, cardinalities))
+    groups, constant = [], 0.0
+    for numbers, scope in scopes:
+        if scope.shape[1] == 0:
+            constant = math.fsum(logs[starts[numbers]])
+            continue
+        shapes, which, count = np.unique(cardinalities[scope], axis=0, return_inverse=True, return_counts=True)
+        by_shape = np.split(which.reshape(-1).argsort(kind="stable"), count.cumsum()[:-1])
+        for shape, same in zip(shapes.tolist(), by_shape, strict=True):
+            entries = np.arange(math.prod(shape))[:, None] + starts[numbers[same]]
+            tables = torch.from_numpy(logs[entries]).view(*shape, len(same))
+            groups.append((torch.from_numpy(scope[same]), tables))
+    try:
+        return FactorGraph(torch.from_numpy(cardinalities), groups=groups, constant=constant, dtype=dtype)
+    except Contradiction as error:
+        raise Contradiction(f"{words.path}: {error}") from None
+
+
+def read_evidence(path: PathLike) -> dict[int, int]:
+    """The labels of the observed variables; an empty file means none.
+
+    Both forms are understood: the number of observations and the pairs, and the older one with a 1, the number of
+    samples, in front.
+    """
+    words = _Words(path)
+    return _with_or_without_samples(words, _evidence) if words.left else {}
+
+
+def write_model(path: PathLike, graph: FactorGraph) -> None:
+    """Write a graph as a MARKOV file.
+
+    Potentials are written as they are where exp can hold them. The other tables are divided by a constant, and the
+    product of these constants and of the graph's own follows in constant factors, so no energy changes.
+    """
+    scopes, tables, constant = [], [], graph.constant
+    for group in graph.groups:
+        logs = group.tables.detach().to("cpu", torch.float64).reshape(-1, len(group))
+        shift = _shift(path, logs, group.scopes)
+        constant += shift.sum().item()
+        scopes += group.scopes.tolist()
+        tables += (logs - shift).exp().t().tolist()
+    constants = _constants(path, constant)
+    scopes += [[]] * len(constants)
+    tables += constants
+    lines = ["MARKOV", str(len(graph)), _line(graph.cardinalities.tolist()), str(len(scopes))]
+    lines += [_line([len(scope), *scope]) for scope in scopes]
+    lines += [f"\n{len(table)}\n{_line(table)}" for table in tables]
+    _write(path, lines)
+
+
+def write_mar(path: PathLike, rows: Sequence[Sequence[float]]) -> None:
+    """Write the marginals of every variable, a row for each."""
+    for v, row in enumerate(rows):
+        if not len(row) or not all(0 <= p < math.inf for p in row):
+            raise BadInput(f"cannot write {path}: the marginals of variable {v} are not numbers of at least 0")
+    _write(path, ["MAR", " ".join([str(len(rows)), *(f"{len(row)} {_line(map(float, row))}" for row in rows)])])
+
+
+def write_map(path: PathLike, labels: Sequence[int]) -> None:
+    """Write a labelling."""
+    if any(label < 0 for label in labels):
+        raise BadInput(f"cannot write {path}: a label is {min(labels)}, expected at least 0")
+    _write(path, ["MAP", _line([len(labels), *map(int, labels)])])
+
+
+def write_pr(path: PathLike, log_z: float) -> None:
+    """Write the partition function, given by its natural logarithm; the file holds the decimal one."""
+    if math.isnan(log_z) or log_z == math.inf:
+        raise BadInput(f"cannot write {path}: log Z is {log_z}, expected a finite number or -inf")
+    _write(path, ["PR", repr(float(log_z) / math.log(10))])
+
+
+def read_mar(path: PathLike) -> list[list[float]]:
+    """The marginals of every variable."""
+    return _with_or_without_samples(_result(path, "MAR"), _rows)
+
+
+def read_map(path: PathLike) -> list[int]:
+    """The labelling of a MAP file; an older name of the header, MPE, is understood."""
+    return _with_or_without_samples(_result(path, "MAP", "MPE"), _labels)
+
+
+def read_pr(path: PathLike) -> float:
+    """The natural logarithm of the partition function, as `write_pr` takes it."""
+    return _with_or_without_samples(_result(path, "PR"), _log_z)
+
+
+class _Words:
+    """The words of a file, taken one after the other."""
+
+    def __init__(self, path: PathLike) -> None:
+        self.path, self.at = Path(path), 0
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise BadInput(f"cannot read {path}: {error.strerror}; give a file of the UAI format") from None
+        odd = re.search(rb"[^A-Za-z0-9+.\s-]", data)  # also "_", which Python's numbers may have
+        if odd:
+            raise self.bad(f"has the byte {odd[0]!r} at {odd.start()}, expected a text of words and numbers only")
+        self.words = data.decode("ascii").split()
+
+    @property
+    def left(self) -> int:
+        """How many are still to be taken."""
+        return max(0, len(self.words) - self.at)
+
+    def bad(self, what: str) -> BadInput:
+        """The error to raise: the file, and what is wrong with it."""
+        return BadInput(f"{self.path} {what}")
+
+    def take(self, count: int, what: str) -> list[str]:
+        """The next words."""
+        if count > self.left:
+            raise self.bad(f"ends early: {what} should follow (words expected: {count}, left: {self.left})")
+        self.at += count
+        return self.words[self.at - count : self.at]
+
+    def header(self, *known: str) -> None:
+        """Take the first word, which says what the file is."""
+        (word,) = self.take(1, "the header")
+        if word not in known:
+            raise self.bad(f"begins with {_shown(word)}, expected {' or '.join(known)}")
+
+    def whole(self, what: str) -> int:
+        """The next word as a whole number of at least 0."""
+        value = _parsed(int, self.words[self.at], -1) if self.left else -1
+        if not 0 <= value < 2**63:
+            return self.wholes(1, what)[0]  # says what is wrong
+        self.at += 1
+        return value
+
+    def wholes(self, count: int, what: str) -> list[int]:
+        """The next words as whole numbers of at least 0."""
+        words = self.take(count, what)
+        values = [_parsed(int, word, -1) for word in words]
+        if values and (min(values) < 0 or max(values) >= 2**63):
+            wrong = next(i for i, value in enumerate(values) if not 0 <= value < 2**63)
+            raise self.wrong(wrong - count, what, "a whole number of at least 0 and below 2^63")
+        return values
+
+    def numbers(self, count: int, what: str) -> np.ndarray:
+        """The next words as numbers, whatever their values."""
+        words = self.take(count, what)
+        try:
+            return np.fromiter(map(float, words), np.float64, count)
+        except ValueError:
+            wrong = next(i for i, word in enumerate(words) if _parsed(float, word, None) is None)
+            raise self.wrong(wrong - count, what, "a number") from None
+
+    def wrong(self, back: int, what: str, expected: str) -> BadInput:
+        """The error to raise for a word, given by its place seen from here."""
+        place = self.at + back
+        return self.bad(f"has {_shown(self.words[place])} in {what} (word {place + 1}), expected {expected}")
+
+    def end(self) -> None:
+        """Refuse to leave anything unread."""
+        if self.left:
+            first = _shown(self.words[self.at])
+            raise self.bad(f"has {first} where its end was expected (words left: {self.left})")
+
+
+def _cardinalities(words: _Words) -> np.ndarray:
+    count = words.whole("the number of variables")
+    cardinalities = np.array(words.wholes(count, "the cardinalities"), dtype=np.int64)
+    most = max(MOST_LABELS, len(words.words))
+    wrong = np.flatnonzero((cardinalities < 1) | (cardinalities > most))
+    if len(wrong):
+        raise words.bad(f"gives variable {wrong[0]} {cardinalities[wrong[0]]} labels, expected 1 to {most}")
+    return cardinalities
+
+
+def _scopes(words: _Words, variables: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each arity k the numbers (F,) of its factors and their scopes (F, k)."""
+    count = words.whole("the number of factors")
+    if 3 * count > words.left:  # an arity, a number of entries and an entry for each
+        raise words.bad(
+            f"ends early: {count} factors should follow (words expected: at least {3 * count}, left: {words.left})"
+        )
+    begun, places = words.at, []
+    for f in range(count):  # arity after arity, passing over the variables
+        places.append(words.at - begun)
+        arity = words.whole(f"the number of variables of factor {f}")
+        words.at += arity
+    length, words.at = words.at - begun, begun
+    listed = np.array(words.wholes(length, "the scopes"), dtype=np.int64)
+    place = np.array(places, dtype=np.int64)
+    scopes = []
+    for arity in np.unique(listed[place]).tolist():
+        numbers = np.flatnonzero(listed[place] == arity)
+        if arity > MOST_VARIABLES:
+            raise words.bad(f"gives factor {numbers[0]} {arity} variables, expected at most {MOST_VARIABLES}")
+        scope = listed[place[numbers][:, None] + 1 + np.arange(arity)]
+        _refuse_scopes(words, numbers, scope, variables)
+        scopes.append((numbers, scope))
+    return scopes
+
+
+def _refuse_scopes(words: _Words, numbers: np.ndarray, scope: np.ndarray, variables: int) -> None:
+    """Refuse variables that are not there or twice in a factor."""
+    outside = np.flatnonzero((scope >= variables).any(1))
+    if len(outside):
+        f, given = numbers[outside[0]], scope[outside[0]].tolist()
+        raise words.bad(f"has factor {f} over variables {given}, expected numbers below {variables}")
+    ordered = np.sort(scope, 1)
+    twice = np.flatnonzero((ordered[:, 1:] == ordered[:, :-1]).any(1))
+    if len(twice):
+        f, given = numbers[twice[0]], scope[twice[0]].tolist()
+        raise words.bad(f"has factor {f} over variables {given}, expected each once")
+
+
+def _sizes(words: _Words, scopes: list[tuple[np.ndarray, np.ndarray]], cardinalities: np.ndarray) -> np.ndarray:
+    """The number of entries of each factor."""
+    sizes = np.zeros(sum(len(numbers) for numbers, _ in scopes))
+    with np.errstate(over="ignore"):  # inf rather than a wrong whole number
+        for numbers, scope in scopes:
+            sizes[numbers] = cardinalities[scope].prod(1, dtype=np.float64)
+    large = np.flatnonzero(sizes > words.left)
+    if len(large):
+        f = large[0]
+        raise words.bad(
+            f"ends early: the table of factor {f} has {sizes[f]:.15g} entries by its scope (words left: {words.left})"
+        )
+    return sizes.astype(np.int64)
+
+
+def _logs(words: _Words, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The logarithms of what follows the scopes, and where in it the entries of each table start."""
+    used = words.words[words.at :]
+    starts = np.cumsum(size + 1) - size  # the number of entries stands before them
+    numbers = words.numbers(words.left, "the tables")
+    _refuse_sizes(words, used, numbers, size, starts)
+    _refuse_potentials(words, used, numbers, starts)
+    with np.errstate(divide="ignore"):
+        return np.log(numbers), starts
+
+
+def _refuse_sizes(words: _Words, used: list[str], numbers: np.ndarray, size: np.ndarray, starts: np.ndarray) -> None:
+    """Refuse tables of other sizes than their scopes have, too few words and too many."""
+    given = numbers[starts[starts <= len(numbers)] - 1]
+    wrong = np.flatnonzero(given != size[: len(given)])
+    if len(wrong):
+        f = wrong[0]
+        word = _shown(used[starts[f] - 1])
+        raise words.bad(f"has {word} for the number of entries of factor {f}, expected {size[f]} by its scope")
+    missing = int((size + 1).sum()) - len(numbers)
+    if missing > 0:
+        f = np.searchsorted(starts + size, len(numbers), side="right")
+        raise words.bad(f"ends early: the table of factor {f} is not whole (words missing: {missing})")
+    words.at += missing  # back to the first that is too many
+    words.end()
+
+
+def _refuse_potentials(words: _Words, used: list[str], numbers: np.ndarray, starts: np.ndarray) -> None:
+    """Refuse potentials below 0, infinite ones, and those that are 0 only because a float64 has no such number."""
+    wrong = np.flatnonzero(~((numbers >= 0) & (numbers < math.inf)))
+    expected = "a finite number of at least 0"
+    if not len(wrong):
+        wrong = [i for i in np.flatnonzero(numbers == 0) if re.match("[^eE]*[1-9]", used[i])]
+        expected = "0 or a number that a float64 can hold"
+    if len(wrong):
+        f = np.searchsorted(starts, wrong[0], side="right") - 1
+        raise words.bad(f"has the potential {_shown(used[wrong[0]])} in factor {f}, expected {expected}")
+
+
+def _shift(path: PathLike, logs: Tensor, scopes: Tensor) -> Tensor:
+    """What to subtract from each table of logarithms (entries, F) before exp: 0 where exp can hold them all."""
+    top = logs.amax(0)
+    bottom = logs.where(~logs.isneginf(), top).amin(0)
+    wide = (top - bottom > 2 * LARGEST_LOG).nonzero()
+    if len(wide):
+        scope = scopes[wide[0, 0]].tolist()
+        raise BadInput(
+            f"cannot write {path}: the log-potentials over variables {scope} are more than {2 * LARGEST_LOG:g} apart, "
+            "the smallest would become 0"
+        )
+    return torch.where((top > LARGEST_LOG) | (bottom < -LARGEST_LOG), top / 2 + bottom / 2, 0)
+
+
+def _constants(path: PathLike, total: float) -> list[list[float]]:
+    """Tables of constant factors whose logarithms sum to `total`: as few as exp can hold."""
+    if not abs(total) <= MOST_CONSTANTS * LARGEST_LOG:
+        raise BadInput(
+            f"cannot write {path}: the constant of the model is exp({total:g}), expected an exponent of at most "
+            f"{MOST_CONSTANTS * LARGEST_LOG:g}"
+        )
+    count = math.ceil(abs(total) / LARGEST_LOG)
+    return [[math.exp(total / count)] for _ in range(count)]
+
+
+def _with_or_without_samples(words: _Words, parse: Callable[[_Words], Parsed]) -> Parsed:
+    """What `parse` makes of the rest; if it cannot and a 1 comes first, the number of samples, of what follows it."""
+    start = words.at
+    try:
+        return _to_the_end(words, parse)
+    except BadInput as error:
+        if words.words[start : start + 1] != ["1"]:
+            raise
+        words.at = start + 1
+        try:
+            return _to_the_end(words, parse)
+        except BadInput as other:
+            raise (error if words.left else other) from None  # of the reading that got to the end
+
+
+def _to_the_end(words: _Words, parse: Callable[[_Words], Parsed]) -> Parsed:
+    parsed = parse(words)
+    words.end()
+    return parsed
+
+
+def _evidence(words: _Words) -> dict[int, int]:
+    count = words.whole("the number of observations")
+    given = words.wholes(2 * count, f"the {count} pairs of a variable and a label")
+    labels: dict[int, int] = {}
+    for v, label in zip(given[::2], given[1::2], strict=True):
+        if labels.setdefault(v, label) != label:
+            raise words.bad(f"gives variable {v} the label {labels[v]} and then {label}, expected one label")
+    return labels
+
+
+def _rows(words: _Words) -> list[list[float]]:
+    count = words.whole("the number of variables")
+    if 2 * count > words.left:
+        raise words.bad(
+            f"ends early: {count} variables should follow (words expected: at least {2 * count}, left: {words.left})"
+        )
+    return [_row(words, v) for v in range(count)]
+
+
+def _row(words: _Words, variable: int) -> list[float]:
+    what = f"the marginals of variable {variable}"
+    labels = words.whole(f"the number of labels of variable {variable}")
+    row = words.numbers(labels, what)
+    if not labels or not ((row >= 0) & (row < math.inf)).all():
+        raise words.bad(f"has {_shown(_line(row.tolist()))} for {what}, expected numbers of at least 0")
+    return row.tolist()
+
+
+def _labels(words: _Words) -> list[int]:
+    return words.wholes(words.whole("the number of variables"), "the labels")
+
+
+def _log_z(words: _Words) -> float:
+    (value,) = words.numbers(1, "the logarithm of Z").tolist()
+    if math.isnan(value) or value == math.inf:
+        raise words.bad(f"has {value} for the logarithm of Z, expected a finite number or -inf")
+    return value * math.log(10)
+
+
+def _result(path: PathLike, *headers: str) -> _Words:
+    words = _Words(path)
+    words.header(*headers)
+    return words
+
+
+def _parsed(kind: type, word: str, otherwise: Any) -> Any:
+    try:
+        return kind(word)
+    except ValueError:
+        return otherwise
+
+
+def _shown(word: str) -> str:
+    """A word for a message: what is not a word of this format may be long."""
+    return repr(word if len(word) <= 40 else word[:37] + "...")
+
+
+def _line(values: Iterable[float]) -> str:
+    return " ".join(map(repr, values))
+
+
+def _write(path: PathLike, lines: list[str]) -> None:
+    try:
+        write_text(path, "\n".join(lines) + "\n")
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror}; give another path") from None

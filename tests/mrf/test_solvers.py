@@ -1,0 +1,219 @@
+"""Every solver on small fields of all kinds, against a plain listing of the labellings."""
+
+import functools
+import itertools
+import math
+
+import networkx as nx
+import pytest
+import torch
+
+from mrfquant.inference import MeanField, MirrorDescent, ProximalICM, ProximalMeanField, SparsemaxPGD
+from mrfquant.mrf import (
+    ICM,
+    BeliefPropagation,
+    Enumeration,
+    FactorGraph,
+    JunctionTree,
+    LocalSearch,
+    Relaxation,
+    SequentialMeanField,
+    TreeReweighted,
+    solve,
+)
+from mrfquant.schedules import Geometric
+
+SHAPES = {
+    "grid": nx.convert_node_labels_to_integers(nx.grid_2d_graph(3, 3)),
+    "full": nx.complete_graph(6),
+    "star": nx.star_graph(6),
+    "tree": nx.from_edgelist([(0, 1), (0, 2), (1, 3), (1, 4), (2, 5), (5, 6)]),
+    "chain": nx.path_graph(7),
+}
+COUPLINGS = ("random", "attractive", "repulsive")
+CARDINALITIES = {"2": (2,), "3": (3,), "mixed": (2, 3, 4)}
+CASES = list(itertools.product(SHAPES, COUPLINGS, CARDINALITIES))
+TREES = ("star", "tree", "chain")
+
+
+def field(shape, coupling, cardinalities, seed=0, dtype=torch.float64):
+    graph = SHAPES[shape]
+    random = torch.Generator().manual_seed(seed)
+    kinds = CARDINALITIES[cardinalities]
+    labels = [kinds[v % len(kinds)] for v in range(len(graph))]
+
+    def draw(*size):
+        return torch.randn(*size, generator=random, dtype=torch.float64)
+
+    factors = [([v], draw(labels[v])) for v in range(len(graph))]
+    for a, b in graph.edges():
+        strength = draw(1).abs().item() * {"random": 0, "attractive": 1, "repulsive": -1}[coupling]
+        table = strength * torch.eye(labels[a], labels[b], dtype=torch.float64)
+        factors.append(([a, b], table if coupling != "random" else draw(labels[a], labels[b])))
+    return FactorGraph(labels, factors, dtype=dtype)
+
+
+def all_labellings(graph):
+    return torch.tensor(list(itertools.product(*(range(c) for c in graph.cardinalities.tolist()))))
+
+
+SOLVERS = {
+    "enumeration": Enumeration,
+    "junction tree": JunctionTree,
+    "sum-product": functools.partial(BeliefPropagation, damping=0.3),
+    "residual sum-product": functools.partial(BeliefPropagation, schedule="residual"),
+    "max-product": functools.partial(BeliefPropagation, mode="max", damping=0.3),
+    "tree-reweighted": TreeReweighted,
+    "sequential mean-field": SequentialMeanField,
+    "annealed mean-field": functools.partial(SequentialMeanField, beta=Geometric(1.2, 1, 100.0, 0.1)),
+    "icm": ICM,
+    "local search": LocalSearch,
+    "mean-field": functools.partial(Relaxation, inference=functools.partial(MeanField, damping=0.5)),
+    "pmf": functools.partial(Relaxation, inference=ProximalMeanField),
+    "md": functools.partial(Relaxation, inference=MirrorDescent),
+    "picm": functools.partial(Relaxation, inference=ProximalICM),
+    "pgd": functools.partial(Relaxation, inference=SparsemaxPGD),
+}
+
+
+@functools.cache
+def truth(case):
+    graph = field(*case)
+    labels = all_labellings(graph)
+    scores = graph.score(labels)
+    p = scores.softmax(0)
+    rows = [
+        [p[labels[:, v] == label].sum().item() for label in range(c)]
+        for v, c in enumerate(graph.cardinalities.tolist())
+    ]
+    return graph, scores.logsumexp(0).item(), graph.flat(rows), -scores.max().item()
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize("name", SOLVERS)
+def test_what_each_solver_promises(name, case):
+    graph, log_z, marginals, optimum = truth(case)
+    solver = SOLVERS[name](graph, seed=1)
+    result = solver.run(iterations=60 if "Relaxation" in type(solver).__name__ else 400, tolerance=1e-10)
+    assert result.energy >= optimum - 1e-9, "better than the optimum"
+    assert result.energy == pytest.approx(graph.energy(result.labels).item())
+    assert result.energy == min(row.energy for row in result.trace)
+    for c in graph.by_cardinality:
+        assert torch.allclose(c.planes(result.marginals).sum(0), torch.ones(len(c.variables), dtype=graph.dtype))
+    assert (result.marginals >= 0).all()
+    if result.direction == "exact":
+        assert result.log_z == pytest.approx(log_z, abs=1e-6)
+        assert torch.allclose(result.marginals, marginals, atol=1e-6)
+        assert result.energy == pytest.approx(optimum, abs=1e-9)
+    if result.direction == "lower bound":
+        assert result.log_z <= log_z + 1e-9
+        assert all(-row.free_energy <= log_z + 1e-9 for row in result.trace)
+    if result.direction == "upper bound":
+        assert result.reason == "converged"
+        assert result.log_z >= log_z - 1e-7
+    if name == "local search":
+        assert result.energy == pytest.approx(optimum, abs=1e-9)  # one block covers these fields
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case[0] in TREES], ids="-".join)
+@pytest.mark.parametrize("schedule", ["parallel", "residual"])
+def test_belief_propagation_is_exact_on_trees(schedule, case):
+    graph, log_z, marginals, optimum = truth(case)
+    result = BeliefPropagation(graph, schedule=schedule).run(200, 1e-12)
+    assert result.reason == "converged"
+    assert result.log_z == pytest.approx(log_z, abs=1e-8)
+    assert torch.allclose(result.marginals, marginals, atol=1e-8)
+    assert BeliefPropagation(graph, mode="max", schedule=schedule).run(200, 1e-12).energy == pytest.approx(optimum)
+    assert TreeReweighted(graph).run(300, 1e-12).log_z == pytest.approx(log_z, abs=1e-8)
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_sequential_mean_field_never_increases_the_free_energy(case):
+    rows = SequentialMeanField(truth(case)[0], seed=3).run(50, 0.0).trace
+    assert all(b.free_energy <= a.free_energy + 1e-10 for a, b in itertools.pairwise(rows))
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_both_mean_fields_end_at_fixed_points(case):
+    """u = softmax of the fields it makes: the stationary points of the free energy."""
+    graph = truth(case)[0]
+    for name in ("sequential mean-field", "mean-field"):
+        result = SOLVERS[name](graph, seed=2).run(2000, 1e-12, trace=False)
+        if result.reason == "converged":  # parallel updates may oscillate
+            assert torch.allclose(result.marginals, graph.softmax(graph.fields(result.marginals)), atol=1e-8)
+        else:
+            assert name == "mean-field"
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_icm_ends_in_a_local_minimum(case):
+    graph = truth(case)[0]
+    result = ICM(graph, seed=5).run()
+    assert result.reason == "converged"
+    for v, c in enumerate(graph.cardinalities.tolist()):
+        others = result.labels.repeat(c, 1)
+        others[:, v] = torch.arange(c)
+        assert result.energy <= graph.energy(others).min().item() + 1e-12
+
+
+def test_higher_order_factors_and_constants():
+    random = torch.Generator().manual_seed(0)
+    tables = [([0, 1, 2], (2, 3, 2)), ([2, 3, 4], (2, 2, 3)), ([1, 4], (3, 3)), ([3], (2,)), ([], ())]
+    factors = [(scope, torch.randn(shape, generator=random, dtype=torch.float64)) for scope, shape in tables]
+    graph = FactorGraph([2, 3, 2, 2, 3], factors)
+    log_z = graph.score(all_labellings(graph)).logsumexp(0).item()
+    assert TreeReweighted(graph).run(2000, 1e-10).log_z >= log_z - 1e-7
+    assert SequentialMeanField(graph).run().log_z <= log_z
+    # Without the factor that closes the loop it is a tree of factors, where belief propagation is exact.
+    tree = FactorGraph([2, 3, 2, 2, 3], [f for f in factors if f[0] != [1, 4]])
+    log_z = tree.score(all_labellings(tree)).logsumexp(0).item()
+    for solver in (BeliefPropagation(tree), TreeReweighted(tree), JunctionTree(tree)):
+        assert solver.run(500, 1e-11).log_z == pytest.approx(log_z, abs=1e-8)
+
+
+def test_hard_constraints_give_no_nan_and_allowed_labellings():
+    never = -math.inf
+    equal = torch.tensor([[0.0, never], [never, 0.5]])
+    graph = FactorGraph([2, 2, 2], [([0], torch.tensor([0.3, 0.0])), ([0, 1], equal), ([1, 2], equal)])
+    log_z = graph.score(all_labellings(graph)).logsumexp(0).item()
+    for name, make in SOLVERS.items():
+        result = make(graph, seed=0).run(300, 1e-9)
+        assert not result.marginals.isnan().any(), name
+        assert result.energy in (pytest.approx(-0.3), pytest.approx(-1.0)), name
+        if result.direction == "lower bound":
+            assert result.log_z <= log_z + 1e-9, name
+        elif name != "tree-reweighted" and result.log_z is not None:
+            assert result.log_z == pytest.approx(log_z, abs=1e-6), name
+
+
+def test_restarts_warm_starts_evidence_and_single_labels():
+    graph = field("grid", "random", "mixed")
+    best = min(ICM(graph, seed=s).run().energy for s in range(4))
+    several = solve(graph, ICM, restarts=4)
+    assert several.energy == pytest.approx(best)
+    exact = JunctionTree(graph).run()
+    for make in (SequentialMeanField, BeliefPropagation, SOLVERS["pmf"], ICM, LocalSearch):
+        start = graph.one_hot(exact.labels) if make is ICM else exact.marginals
+        warm = make(graph, seed=0, start=start)
+        assert torch.isfinite(warm.run(3).marginals).all()
+    assert ICM(graph, start=graph.one_hot(exact.labels)).run().energy == pytest.approx(exact.energy)
+
+    wide = FactorGraph([2, 1, 3], [([0, 1, 2], torch.arange(6.0).view(2, 1, 3)), ([2], torch.tensor([0.0, 1.0, 5.0]))])
+    result = solve(wide, JunctionTree, evidence={2: 1})
+    p = torch.tensor([1.0, 4.0]).softmax(0).tolist()
+    assert wide.per_variable(result.marginals) == [pytest.approx(p), [1.0], [0.0, 1.0, 0.0]]
+    assert result.labels.tolist() == [1, 0, 1]
+    assert result.log_z == pytest.approx(math.log(math.exp(2) + math.exp(5)))
+
+
+def test_a_hundred_thousand_variables():
+    n = 100_000
+    random = torch.Generator().manual_seed(0)
+    scopes = torch.stack([torch.arange(n - 1), torch.arange(1, n)], 1)
+    groups = [
+        (torch.arange(n)[:, None], torch.randn(2, n, generator=random)),
+        (scopes, torch.randn(2, 2, n - 1, generator=random)),
+    ]
+    graph = FactorGraph([2] * n, groups=groups)
+    assert BeliefPropagation(graph).run(100, 1e-6, trace=False).reason == "converged"
+    assert SequentialMeanField(graph).run(5, trace=False).iterations == 5
