@@ -149,7 +149,7 @@ def draw(picture: Picture, results: dict[str, Result], truth: float, path: Path)
     FigureCanvasAgg(figure)
     for i, (title, image) in enumerate(panels):
         axes = figure.add_subplot(rows, columns, i + 1)
-        axes.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        axes.imshow(image.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         axes.set_title(title, fontsize=9)
         axes.set_axis_off()
     with atomic(path) as file:

@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 
-from mrfquant.bench import in_turns, main
+from mrfquant.bench import main
+from mrfquant.benchmarks import mrf
+from mrfquant.benchmarks.timing import in_turns
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +33,16 @@ def test_steps_are_timed_in_turns(capsys):
     times = in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, steps=2, rounds=2)
     assert order == list("aabb" * 3)
     assert [len(t) for t in times.values()] == [2, 2]  # the first turn warms up
+
+
+def test_solvers_are_timed_on_fields(monkeypatch, capsys):
+    monkeypatch.setattr(mrf, "VARIABLES", 100)
+    monkeypatch.setattr(mrf, "EDGES", 300)
+    monkeypatch.setattr(mrf, "SIDE", 5)
+    assert main(["mrf", "--rounds", "1", "--threads", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "sequential mean-field" in out
+    assert "100 x 100 grid" in out
 
 
 @pytest.mark.parametrize(
