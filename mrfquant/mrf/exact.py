@@ -10,10 +10,10 @@ from functools import cached_property
 
 import networkx
 import torch
-from networkx.algorithms.approximation import treewidth_min_fill_in
 from torch import Tensor
 
 from mrfquant.errors import BadInput
+from mrfquant.mrf.decomposition import min_fill
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
 from mrfquant.mrf.solver import Solver
 from mrfquant.settings import Count, Positive, configurable
@@ -125,12 +125,12 @@ class JunctionTree(_Exact):
     ) -> None:
         super().__init__(graph, seed, start)
         self._cards = graph.cardinalities.tolist()
-        tree = _decomposition(graph)
-        self.width = max(sum(math.log2(self._cards[v]) for v in bag) for bag in tree)
+        tree, self.width = min_fill(_neighbours(graph), [math.log2(c) for c in self._cards], width_limit)
         if self.width > width_limit:
             raise TooWide(
-                f"the junction tree needs a table of 2^{self.width:.1f} entries, the limit is 2^{width_limit:g}: raise "
-                "JunctionTree.width_limit if the memory allows, or use an approximate solver such as BeliefPropagation"
+                f"the junction tree needs a table of 2^{self.width:.1f} entries or more, the limit is "
+                f"2^{width_limit:g}: raise JunctionTree.width_limit if the memory allows, or use an approximate solver "
+                "such as BeliefPropagation"
             )
         self._cliques = self._rooted(tree)
 
@@ -239,8 +239,8 @@ class JunctionTree(_Exact):
         home: dict[int, int] = {}  # and where
         for parent, bag in [(None, root), *networkx.dfs_edges(tree, root)]:
             number[bag] = len(cliques)
-            separator = sorted(bag & met.keys(), key=met.__getitem__, reverse=True)
-            own = sorted(bag - met.keys())
+            separator = sorted((v for v in bag if v in met), key=met.__getitem__, reverse=True)
+            own = sorted(v for v in bag if v not in met)
             met |= {v: len(met) + i for i, v in enumerate(own)}
             home |= dict.fromkeys(own, len(cliques))
             if parent is not None:
@@ -258,15 +258,14 @@ class JunctionTree(_Exact):
         return cliques
 
 
-def _decomposition(graph: FactorGraph) -> networkx.Graph:
-    """A tree of cliques (frozensets of variables) in which every factor fits; one label is no variable."""
-    free = (graph.cardinalities > 1).tolist()
-    neighbours = networkx.Graph()
-    neighbours.add_nodes_from(v for v in range(len(graph)) if free[v])
-    for group in graph.groups:
+def _neighbours(graph: FactorGraph) -> dict[int, set[int]]:
+    """The variables that share a factor with each variable; one label is no variable."""
+    found: dict[int, set[int]] = {v: set() for v, c in enumerate(graph.cardinalities.tolist()) if c > 1}
+    for group in graph.couplings:
         for scope in group.scopes.tolist():
-            neighbours.add_edges_from(itertools.combinations([v for v in scope if free[v]], 2))
-    return treewidth_min_fill_in(neighbours)[1]
+            for a, b in itertools.permutations([v for v in scope if v in found], 2):
+                found[a].add(b)
+    return found
 
 
 def _contradiction() -> Contradiction:

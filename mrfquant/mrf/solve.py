@@ -33,7 +33,8 @@ def solve(
 
     Returns:
         The answer for the whole graph. Of several runs it is the one with the best lower bound on log Z if the solver
-        gives one; the labelling is the best of all runs.
+        gives one; the labelling is the best of all runs,
+        the seconds are those of all.
     """
     observed = dict(evidence or {})
     single = (graph.cardinalities == 1).nonzero()[:, 0].tolist()
@@ -49,4 +50,5 @@ def solve(
     labels[kept] = best.labels
     for c in reduced.by_cardinality:
         marginals[graph.index(kept[c.variables])] = c.planes(chosen.marginals)
-    return replace(chosen, labels=labels, energy=best.energy, marginals=marginals)
+    seconds = sum(result.seconds for result in results)
+    return replace(chosen, labels=labels, energy=best.energy, marginals=marginals, seconds=seconds)
