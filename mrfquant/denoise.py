@@ -30,7 +30,8 @@ SOLVERS = (
     "max_product",
     "tree_reweighted",
 )
-TILES = (2, 3)  # digits in the picture, rows x columns
+DIGITS = ((2, 3, 5), (6, 8, 9))  # in the picture, row by row
+MARGIN = 3  # pixels around each
 ITERATIONS = 300
 
 EPILOG = """examples:
@@ -106,13 +107,14 @@ def run(arguments: argparse.Namespace) -> int:
 def make_picture(labels: int, noise: float, seed: int) -> Picture:
     """Digits of scikit-learn side by side, as `labels` grey values, and the same with Gaussian noise."""
     import torch
+    from torch.nn.functional import pad
 
     from mrfquant.data import digits
 
-    images = digits(Path()).train.images
-    down, across = TILES
-    tiles = images[: down * across, 0].view(down, across, *images.shape[2:])
-    grey = tiles.permute(0, 2, 1, 3).reshape(down * images.shape[2], -1).double() / 255
+    train = digits(Path()).train
+    first = {int(label): i for i, label in reversed(list(enumerate(train.labels)))}
+    rows = [torch.cat([pad(train.images[first[d], 0], [MARGIN] * 4) for d in row], 1) for row in DIGITS]
+    grey = torch.cat(rows).double() / 255
     chosen = (grey * (labels - 1)).round().long()
     greys = torch.linspace(0, 1, labels, dtype=torch.float64)
     random = torch.Generator().manual_seed(seed)
@@ -143,7 +145,7 @@ def draw(picture: Picture, results: dict[str, Result], truth: float, path: Path)
         words = name.replace("_", " ")
         text = f"{words}\nenergy {result.energy:.1f}, {_wrong(result, picture):.1f} % wrong, {result.seconds:.1f} s"
         panels.append((text, picture.greys[result.labels.cpu().view(picture.labels.shape)]))
-    columns = min(4, len(panels))
+    columns = min(5, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(3.2 * columns, 2.65 * rows), layout="constrained")
     FigureCanvasAgg(figure)
