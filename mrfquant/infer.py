@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, default=0, help="seed of the first start (default: 0)")
     p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
     p.add_argument("--out", metavar="FILE", type=Path, help="write the result there, in UAI's format of the task")
+    p.add_argument("--trace", metavar="FILE", type=Path, help="write a row per iteration of the run there, as CSV")
     p.add_argument("--reference", metavar="FILE", type=Path, help="a result to compare with")
     return p
 
@@ -81,6 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
     _print(Path(name).stem, result, graph)
     if reference is not None:
         print(f"reference    {_compare(arguments.task, result, reference, graph)}")
+    if arguments.trace:
+        _write_trace(arguments.trace, result)
+        print(f"trace        {arguments.trace}")
     if arguments.out:
         _write(arguments, result, graph)
         print(f"written      {arguments.out}")
@@ -157,6 +161,14 @@ def _compare(task: str, result: Result, reference: Any, graph: FactorGraph) -> s
     if result.log_z is None:
         return f"log10 Z {reference / math.log(10):.6f}: this solver gives none"
     return f"log10 Z {reference / math.log(10):.6f}, ours is {(result.log_z - reference) / math.log(10):+.6f}"
+
+
+def _write_trace(path: Path, result: Result) -> None:
+    from mrfquant.files import write_text
+
+    names = ["iteration", "residual", "free_energy", "energy", "best", "seconds"]
+    rows = [",".join(f"{getattr(row, name):.9g}" for name in names) for row in result.trace]
+    write_text(path, "\n".join([",".join(names), *rows]) + "\n")
 
 
 def _write(arguments: argparse.Namespace, result: Result, graph: FactorGraph) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from mrfquant.mrf.factor_graph import FactorGraph
+from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
 from mrfquant.mrf.solver import Result, Row, Solver
 from mrfquant.settings import Count, NonNegative, Positive, configurable
 
@@ -39,6 +40,7 @@ def solve(
     observed = dict(evidence or {})
     single = (graph.cardinalities == 1).nonzero()[:, 0].tolist()
     reduced, kept = graph.condition({**dict.fromkeys(single, 0), **observed})
+    _refuse_impossible(reduced, kept)
     results = [solver(reduced, seed=seed + i).run(iterations, tolerance, seconds, on_row) for i in range(restarts)]
     bounded = [r for r in results if r.direction == "lower bound"]
     chosen = max(bounded, key=lambda r: r.log_z) if bounded else results[0]
@@ -52,3 +54,13 @@ def solve(
         marginals[graph.index(kept[c.variables])] = c.planes(chosen.marginals)
     seconds = sum(result.seconds for result in results)
     return replace(chosen, labels=labels, energy=best.energy, marginals=marginals, seconds=seconds)
+
+
+def _refuse_impossible(graph: FactorGraph, names: Tensor) -> None:
+    """Raise if a variable has no label left; other contradictions are for the exact solvers to find."""
+    unary = graph.unary()
+    for c in graph.by_cardinality:
+        without = torch.isneginf(c.planes(unary)).all(0)
+        if without.any():
+            name = int(names[c.variables[without][0]])
+            raise Contradiction(f"the factors of variable {name} alone contradict each other: no labelling is possible")

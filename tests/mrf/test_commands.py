@@ -57,8 +57,13 @@ def test_exact_results_equal_the_reference_and_are_written_as_such(task, model, 
 def test_the_default_solvers_answer(model, capsys):
     assert infer.main([str(model), "--task", "map", "--reference", f"{model}.MAP"]) == 0
     assert "ours is +0.000000" in capsys.readouterr().out.replace("-0.000000", "+0.000000")
-    assert infer.main([str(model)]) == 0
-    assert "(estimate)" in capsys.readouterr().out
+    trace = model.parent / "trace.csv"
+    assert infer.main([str(model), "--trace", str(trace)]) == 0
+    out = capsys.readouterr().out
+    assert "(estimate)" in out
+    head, *rows = trace.read_text().splitlines()
+    assert head == "iteration,residual,free_energy,energy,best,seconds"
+    assert f"converged after {len(rows)} iterations" in out
 
 
 def test_evidence_is_taken(model, tmp_path, capsys):
@@ -75,6 +80,8 @@ def test_bad_input_is_one_sentence_and_status_2(model, tmp_path, capsys):
     impossible.write_text("1 0 2\n")
     other.write_text("MAR\n1 2 0.5 0.5\n")
     contradiction.write_text("MARKOV\n1\n2\n2\n1 0\n1 0\n\n2 1 0\n2 0 1\n")
+    hidden = tmp_path / "hidden.uai"
+    hidden.write_text("MARKOV\n2\n2 2\n2\n2 0 1\n2 0 1\n\n4 1 0 0 1\n4 0 1 1 0\n")
     wide = FactorGraph([2] * 30, [([a, b], torch.zeros(2, 2)) for a in range(30) for b in range(a)])
     uai.write_model(tmp_path / "wide.uai", wide)
     cases = {
@@ -85,7 +92,8 @@ def test_bad_input_is_one_sentence_and_status_2(model, tmp_path, capsys):
         (str(model), "--set", "BeliefPropagation.damping = 2.0"): "BeliefPropagation.damping = 2.0",
         (str(model), "--set", "TreeReweighted.trees = 5"): "nothing in this run reads it",
         (str(model), "--task", "pr", "--solver", "icm", "--out", str(tmp_path / "x")): "gives no log Z to write",
-        (str(contradiction), "--solver", "junction_tree"): "no labelling has a probability above 0",
+        (str(contradiction), "--solver", "icm"): "the factors of variable 0 alone contradict each other",
+        (str(hidden), "--solver", "junction_tree"): "no labelling has a probability above 0",
         (str(tmp_path / "wide.uai"), "--solver", "junction_tree"): "the junction tree needs a table of 2^30.0 entries",
     }
     for arguments, message in cases.items():

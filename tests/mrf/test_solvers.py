@@ -3,11 +3,13 @@
 import functools
 import itertools
 import math
+from pathlib import Path
 
 import networkx as nx
 import pytest
 import torch
 
+from mrfquant.config import Config
 from mrfquant.inference import MeanField, MirrorDescent, ProximalICM, ProximalMeanField, SparsemaxPGD
 from mrfquant.mrf import (
     ICM,
@@ -20,6 +22,7 @@ from mrfquant.mrf import (
     SequentialMeanField,
     TreeReweighted,
     solve,
+    uai,
 )
 from mrfquant.schedules import Geometric
 
@@ -217,3 +220,19 @@ def test_a_hundred_thousand_variables():
     graph = FactorGraph([2] * n, groups=groups)
     assert BeliefPropagation(graph).run(100, 1e-6, trace=False).reason == "converged"
     assert SequentialMeanField(graph).run(5, trace=False).iterations == 5
+
+
+SHARED = Path(__file__).parents[3] / "shared" / "uai"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.exists(), reason="the networks of the UAI competitions are not here")
+def test_local_search_reaches_every_proved_optimum():
+    found = sorted(SHARED.glob("*.uai.MAP"))
+    assert found
+    for reference in found:
+        model = reference.with_suffix("")
+        graph, evidence = uai.read_model(model), uai.read_evidence(f"{model}.evid")
+        optimum = graph.energy(torch.tensor(uai.read_map(reference))).item()
+        Config("mrf/local_search.gin")
+        assert solve(graph, evidence=evidence).energy == pytest.approx(optimum, abs=1e-6), model.name
