@@ -4,6 +4,9 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+ONNX = ["onnx", "onnxscript", "onnxruntime"]
+FAST = ["numba"]  # products with packed weights on the CPU
+
 setup(
     name="mrfquant",
     version="0.1.0",
@@ -33,6 +36,11 @@ setup(
         "matplotlib",
         "optuna>=4.9",
         "torchmetrics>=1.0",  # calibration error
+        "safetensors>=0.4",  # packed networks
     ],
-    extras_require={"test": ["pytest", "pytest-xdist", "hypothesis", "ruff"]},
+    extras_require={
+        "onnx": ONNX,
+        "fast": FAST,
+        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", *ONNX, *FAST],
+    },
 )

@@ -23,6 +23,7 @@ A noisy machine slows both sides of a ratio alike; the spread over the rounds sa
 TITLES = {
     "steps": "PMF with d levels against float, steps",
     "memory": "PMF with d levels against float, memory",
+    "packed": "Evaluation from packed weights, two levels, against float: time and memory of the weights",
     "mrf": "An iteration on a random graph, and 100 iterations of belief propagation on a grid of 4 labels",
 }
 
@@ -37,8 +38,8 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "what",
-        choices=["steps", "memory", "mrf"],
-        help="time per training step, bytes kept between steps, or time per iteration on explicit fields",
+        choices=["steps", "memory", "mrf", "packed"],
+        help="time per training step, bytes kept between steps, solvers on explicit fields, packed evaluation",
     )
     p.add_argument("--models", default="lenet300,lenet5,resnet18,vgg16", help="comma-separated (default: all four)")
     p.add_argument("--rounds", type=int, default=7, help="turns that each side takes (default: 7)")
@@ -85,6 +86,13 @@ def fields(arguments: argparse.Namespace) -> dict[str, Callable[[], dict[str, An
     }
 
 
+def packed(arguments: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What to measure about packed layers; gives several rows at once."""
+    from mrfquant.benchmarks.packed import measure_packed
+
+    return {"packed layers": functools.partial(measure_packed, arguments.rounds)}
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print a table."""
     for flag in ("rounds", "threads"):
@@ -93,11 +101,11 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     torch.set_num_threads(arguments.threads)
-    measurements = fields(arguments) if arguments.what == "mrf" else networks(arguments)
-    found = {}
+    measurements = {"mrf": fields, "packed": packed}.get(arguments.what, networks)(arguments)
+    found: dict[str, Any] = {}
     for name, measure in measurements.items():
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
-        found[name] = measure()
+        found |= measure() if arguments.what == "packed" else {name: measure()}
     print(f"{TITLES[arguments.what]}; {arguments.threads} threads, torch {torch.__version__}")
     if arguments.what == "mrf":
         print("\n\n".join(table({name: figures}) for name, figures in found.items()))

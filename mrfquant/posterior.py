@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mrfquant.experiment import Experiment
     from mrfquant.files import write_json
     from mrfquant.run_folder import RunFolder
+    from mrfquant.training.evaluation import predict, score
 
     folder = RunFolder.open(arguments.run)
     config = Config(folder.config)
@@ -66,18 +67,20 @@ def run(arguments: argparse.Namespace) -> int:
     if not inference.labelling.blocks:
         raise BadInput(f"{folder.path} is not quantized: there is no distribution over labels to sample from")
 
+    data, labels = experiment.dataset, experiment.dataset.test.labels
+
     def probabilities(weights: AbstractContextManager[None]) -> Any:
         with weights:
-            return predict(experiment, trainer.temperature)
+            return predict(experiment.model, data, data.test, trainer.temperature)
 
-    found = {"rounded": score(probabilities(inference.rounded()), experiment)}
-    found["expected weights"] = score(probabilities(nullcontext()), experiment)
+    found = {"rounded": score(probabilities(inference.rounded()), labels)}
+    found["expected weights"] = score(probabilities(nullcontext()), labels)
     generator = torch.Generator(experiment.device).manual_seed(arguments.seed)
     total = 0
     for count in tqdm(range(1, sizes[-1] + 1), desc="sampling", leave=False, disable=None):
         total = total + probabilities(inference.sampled(generator))
         if count in sizes:
-            found[f"{count} sampled"] = score(total / count, experiment)
+            found[f"{count} sampled"] = score(total / count, labels)
     entropy = inference.diagnostics()["entropy"]
     print(f"{folder.path}, iteration {inference.iteration:,}: entropy of the labels {entropy:.4f} bits per weight")
     print(f"{'network':<18}{'test top-1':>12}{'NLL':>10}{'calibration error':>20}")
@@ -86,37 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write_json(arguments.json, {"entropy": entropy, **found})
     return 0
-
-
-def predict(experiment: Any, temperature: float) -> Any:
-    """Class probabilities of the network on the test images, (n, classes)."""
-    import torch
-
-    from mrfquant.data import evaluation_batches
-
-    data = experiment.dataset
-    experiment.model.eval()
-    with torch.inference_mode():
-        batches = evaluation_batches(data.test, 1000, data.mean, data.std)
-        return torch.cat([(experiment.model(images) / temperature).softmax(1) for images, _ in batches])
-
-
-def score(probabilities: Any, experiment: Any) -> dict[str, float]:
-    """Accuracy in percent, negative log-likelihood, expected calibration error over 15 bins."""
-    from torch.nn import functional
-
-    from mrfquant.data.torchvision_import import import_torchvision
-
-    import_torchvision()  # torchmetrics imports it, and some builds need help
-    from torchmetrics.functional.classification import multiclass_calibration_error
-
-    labels = experiment.dataset.test.labels
-    classes = experiment.dataset.num_classes
-    return {
-        "top1": 100 * (probabilities.argmax(1) == labels).double().mean().item(),
-        "nll": functional.nll_loss(probabilities.clamp(min=1e-12).log(), labels).item(),
-        "ece": multiclass_calibration_error(probabilities, labels, classes, n_bins=15).item(),
-    }
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 
 from mrfquant import posterior, run
 
@@ -35,19 +34,6 @@ def test_when_every_label_is_decided_samples_are_the_rounded_network(tmp_path):
     found = figures(trained(tmp_path / "run", "pmf_lenet300_digits", *settings), tmp_path, "--samples", "2")
     assert found["entropy"] < 1e-3
     assert found["2 sampled"]["nll"] == pytest.approx(found["rounded"]["nll"], rel=0.05)
-
-
-def test_scores_follow_their_definitions():
-    """Two confident images, one of them wrong, in one bin of confidence 0.9: accuracy 1/2, calibration error 0.4."""
-
-    class Data:
-        num_classes = 2
-        test = type("Test", (), {"labels": torch.tensor([0, 1])})
-
-    found = posterior.score(torch.tensor([[0.9, 0.1], [0.9, 0.1]]), type("Experiment", (), {"dataset": Data}))
-    assert found["top1"] == 50
-    assert found["nll"] == pytest.approx(-(torch.log(torch.tensor([0.9, 0.1]))).mean().item())
-    assert found["ece"] == pytest.approx(0.4, abs=1e-6)
 
 
 @pytest.mark.parametrize("samples", ["0", "many", "", "1,-2"])

@@ -6,14 +6,31 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from mrfquant.inference import ProximalMeanField
+from mrfquant.labelling import Labelling
+from mrfquant.models import LeNet300
+from mrfquant.packing import pack_model
 
 ROOT = Path(__file__).parents[1]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXT = "\n".join(guide.read_text() for guide in GUIDES)
 
 
+def write_packed(path):
+    """A small network on two levels."""
+    model = LeNet300((1, 28, 28), 10, width=0.1)
+    labelling = Labelling(model, [-1, 1])
+    with ProximalMeanField(labelling, lambda p: torch.optim.SGD(p, lr=0.1)).rounded():
+        network = pack_model(model, labelling)
+    network.write(path)
+
+
 @pytest.mark.parametrize("snippet", re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL))
 def test_python_snippets_run(snippet, tmp_path):
+    if "model.safetensors" in snippet:
+        write_packed(tmp_path / "model.safetensors")
     done = subprocess.run(
         [sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )

@@ -9,7 +9,10 @@ from mrfquant.data.root import data_root
 from mrfquant.data.stand_in import stand_in
 from mrfquant.data.tinyimagenet import tinyimagenet
 
+DATASETS = {load.__name__: load for load in (digits, mnist, cifar10, cifar100, tinyimagenet)}
+
 __all__ = [
+    "DATASETS",
     "Batches",
     "Dataset",
     "DatasetInfo",

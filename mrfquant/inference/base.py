@@ -186,6 +186,7 @@ class Inference(ABC):
             "iteration": self.iteration,
             "variables": self.variables,
             "w": self.labelling.labelled.w,
+            "scale": self.labelling.scale,
             "free": self.labelling.free.w,
         }
 
@@ -197,6 +198,8 @@ class Inference(ABC):
             x.copy_(saved)
         self.labelling.labelled.w.copy_(solution["w"])
         self.labelling.free.w.copy_(solution["free"])
+        if self.labelling.scale is not None:
+            self.labelling.scale.copy_(solution["scale"])  # blocks have views of it
         for block, x in self.pairs():
             self.restore(block, x)
 

@@ -1,7 +1,8 @@
 """The paper's networks, in their CIFAR form, with batch norm that has nothing to learn."""
 
 from mrfquant.models.lenet import LeNet5, LeNet300
+from mrfquant.models.registry import NETWORKS, network
 from mrfquant.models.resnet import ResNet
 from mrfquant.models.vgg import VGG
 
-__all__ = ["LeNet5", "LeNet300", "ResNet", "VGG"]
+__all__ = ["NETWORKS", "VGG", "LeNet5", "LeNet300", "ResNet", "network"]

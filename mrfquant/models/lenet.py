@@ -5,10 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from mrfquant.models.layers import normed, scaled
+from mrfquant.models.registry import network
 from mrfquant.settings import Count, Positive, configurable
 
 
 @configurable(supplied=["shape", "classes"])
+@network
 class LeNet300(nn.Module):
     """Fully connected, hidden layers of 300 and 100 units times `width`.
 
@@ -36,6 +38,7 @@ class LeNet300(nn.Module):
 
 
 @configurable(supplied=["shape", "classes"])
+@network
 class LeNet5(nn.Module):
     """Convolutions of 20 and 50 channels (5x5, each pooled by 2), then 500 units, all times `width`."""
 

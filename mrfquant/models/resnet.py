@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mrfquant.models.layers import scaled
+from mrfquant.models.registry import network
 from mrfquant.settings import Count, Positive, configurable
 
 CHANNELS = (64, 128, 256, 512)
@@ -36,6 +37,7 @@ class BasicBlock(nn.Module):
 
 
 @configurable(supplied=["shape", "classes"])
+@network
 class ResNet(nn.Module):
     """Basic blocks in four stages, global average pooling, one linear layer.
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
 from mrfquant.models.layers import normed, scaled
+from mrfquant.models.registry import network
 from mrfquant.settings import Count, Positive, configurable
 
 CHANNELS = (64, 128, 256, 512, 512)
@@ -15,6 +16,7 @@ CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 1
 
 
 @configurable(supplied=["shape", "classes"])
+@network
 class VGG(nn.Module):
     """Biased convolutions, each stage pooled by 2, no dropout.
 

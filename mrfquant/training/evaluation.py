@@ -43,3 +43,26 @@ def evaluate(
     model.train(training)
     top1, top5, loss = (team.total(sums) / len(split)).tolist()  # the only host-device sync
     return {"top1": 100 * top1, "top5": 100 * top5, "loss": loss}
+
+
+@torch.inference_mode()
+def predict(model: nn.Module, dataset: Dataset, split: Split, temperature: float = 1.0) -> Tensor:
+    """Class probabilities of every image of a split, (n, classes); puts the network into evaluation mode."""
+    model.eval()
+    batches = evaluation_batches(split, 1000, dataset.mean, dataset.std)
+    return torch.cat([(model(images).float() / temperature).softmax(1) for images, _ in batches])
+
+
+def score(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
+    """Accuracy in percent, negative log-likelihood, expected calibration error over 15 bins."""
+    from mrfquant.data.torchvision_import import import_torchvision
+
+    import_torchvision()  # torchmetrics imports it, and some builds need help
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    classes = probabilities.shape[1]
+    return {
+        "top1": 100 * (probabilities.argmax(1) == labels).double().mean().item(),
+        "nll": functional.nll_loss(probabilities.clamp(min=1e-12).log(), labels).item(),
+        "ece": multiclass_calibration_error(probabilities, labels, classes, n_bins=15).item(),
+    }

@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from mrfquant.data import normalise, stand_in
 from mrfquant.training import evaluate
+from mrfquant.training.evaluation import predict, score
 
 
 @pytest.fixture
@@ -40,3 +41,19 @@ def test_a_compiled_network_is_evaluated_in_its_place(network):
     data = stand_in("mnist")
     compiled = torch.compile(network, backend="eager")
     assert evaluate(network, data, data.val, forward=compiled) == evaluate(network, data, data.val)
+
+
+def test_scores_follow_their_definitions():
+    """Two confident images, one of them wrong, in one bin of confidence 0.9: accuracy 1/2, calibration error 0.4."""
+    found = score(torch.tensor([[0.9, 0.1], [0.9, 0.1]]), torch.tensor([0, 1]))
+    assert found["top1"] == 50
+    assert found["nll"] == pytest.approx(-(torch.log(torch.tensor([0.9, 0.1]))).mean().item())
+    assert found["ece"] == pytest.approx(0.4, abs=1e-6)
+
+
+def test_predictions_are_probabilities_at_a_temperature(network):
+    data = stand_in("mnist")
+    hot, cold = predict(network, data, data.val, 1000.0), predict(network, data, data.val)
+    assert torch.allclose(cold.sum(1), torch.ones(len(data.val)))
+    assert torch.equal(hot.argmax(1), cold.argmax(1))
+    assert (hot.amax(1) <= cold.amax(1)).all()

@@ -1,0 +1,83 @@
+"""python -m mrfquant.eval: how good, how small and how fast a packed network is."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from mrfquant.command_line import guarded
+from mrfquant.errors import BadInput
+
+EPILOG = """examples:
+  python -m mrfquant.eval model.safetensors
+  python -m mrfquant.eval model.safetensors --packed     (weights stay bits in memory)
+
+exit status: 0 done, 1 failed, 2 bad input, 130 interrupted"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    p = argparse.ArgumentParser(
+        prog="python -m mrfquant.eval",
+        description="Test a packed network on its data set.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("file", metavar="FILE", type=Path, help="a file written by python -m mrfquant.pack")
+    p.add_argument("--packed", action="store_true", help="keep the weights packed in memory and compute from them")
+    p.add_argument("--data", metavar="ROOT", help="data root (default: $MRFQUANT_DATA, or ~/.cache/mrfquant/data)")
+    p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
+    p.add_argument("--json", metavar="FILE", type=Path, help="write the figures there, too")
+    return p
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load, predict the test images, print."""
+    from mrfquant import data
+    from mrfquant.data import data_root, stand_in
+    from mrfquant.devices import choose_device
+    from mrfquant.files import write_json
+    from mrfquant.pack import account
+    from mrfquant.packing import load
+    from mrfquant.training.evaluation import predict, score
+
+    model = load(arguments.file)
+    network = model.packed_network
+    name = network.origin.get("dataset")
+    if name not in data.DATASETS:
+        raise BadInput(f"{arguments.file} is for the data set {name!r}, known are {', '.join(data.DATASETS)}")
+    device = choose_device(arguments.device)
+    made = stand_in(name) if network.origin.get("stand_in") else data.DATASETS[name](data_root(arguments.data))
+    dataset = made.to(device)
+    if arguments.packed:
+        from mrfquant.packing.layers import pack_layers
+
+        model = pack_layers(model, network.parameters)
+    model = model.to(device)
+    start = time.perf_counter()
+    probabilities = predict(model, dataset, dataset.test, float(network.origin.get("temperature", 1)))
+    seconds = time.perf_counter() - start
+    figures = score(probabilities, dataset.test.labels)
+    origin = ", ".join(f"{key} {value}" for key, value in network.origin.items())
+    print(f"{arguments.file}: {network.name}, {origin}")
+    if dataset.stand_in:
+        print("STAND-IN DATA: its figures mean nothing")
+    print(f"test top-1   {figures['top1']:.2f} %   calibration error {100 * figures['ece']:.2f} %")
+    print(f"speed        {len(dataset.test) / seconds:,.0f} images/s on {device.type}")
+    for line in account(network, arguments.file.stat().st_size):
+        print(line)
+    if arguments.json:
+        figures |= {"bytes": arguments.file.stat().st_size, "images_per_second": len(dataset.test) / seconds}
+        write_json(arguments.json, figures)
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point."""
+    return guarded(run, parser().parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

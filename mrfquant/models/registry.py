@@ -1,0 +1,29 @@
+"""Networks that can be built again from a name and arguments, as a packed file has them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {}
+
+
+def network(cls: type[nn.Module]) -> type[nn.Module]:
+    """Make a class of networks known by its name; an instance remembers what it was built with, defaults
+    left out, as `arguments`."""
+    build = cls.__init__
+
+    @functools.wraps(build)
+    def remember(self: Any, *args: Any, **kwargs: Any) -> None:
+        signature = inspect.signature(build)
+        given = list(signature.bind(self, *args, **kwargs).arguments.items())[1:]
+        build(self, *args, **kwargs)
+        self.arguments = {name: value for name, value in given if value != signature.parameters[name].default}
+
+    cls.__init__ = remember  # type: ignore[method-assign]
+    NETWORKS[cls.__name__] = cls
+    return cls

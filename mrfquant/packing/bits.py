@@ -1,0 +1,66 @@
+"""Labels as bytes: a stream of bits, or five labels of three levels in a byte.
+
+bits   label i takes the bits i b to (i + 1) b - 1 of the stream, b = ceil(log2 d), least significant first; bit k of
+       the stream is bit k mod 8 of byte k // 8. What is left of the last byte is 0.
+base3  for three levels: byte j is the sum over i < 5 of label 5 j + i times 3^i. What is left counts as 0.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mrfquant.errors import BadInput
+
+Encoding = Literal["bits", "base3"]
+TRITS = 5  # in a byte: 3^5 = 243
+
+
+def label_bits(d: int) -> int:
+    """Bits of a label: ceil(log2 d)."""
+    return (d - 1).bit_length()
+
+
+def packed_size(count: int, d: int, encoding: Encoding) -> int:
+    """Bytes that `count` labels of d levels take."""
+    return -(-count // TRITS) if encoding == "base3" else -(-count * label_bits(d) // 8)
+
+
+def pack(labels: Tensor, d: int, encoding: Encoding = "bits") -> Tensor:
+    """Labels from 0 to d - 1 of any shape, in C order, as uint8 (bytes,)."""
+    flat = labels.reshape(-1).cpu().numpy()
+    if len(flat) and not 0 <= flat.min() <= flat.max() < d:
+        raise BadInput(f"labels from {flat.min()} to {flat.max()}, expected 0 to {d - 1}")
+    if encoding == "base3":
+        if d != 3:
+            raise BadInput(f"the encoding base3 is for 3 levels, these are {d}")
+        rows = np.zeros((packed_size(len(flat), d, encoding), TRITS), np.uint8)
+        rows.reshape(-1)[: len(flat)] = flat
+        return torch.from_numpy(rows @ np.array([3**i for i in range(TRITS)], np.uint8))
+    b = label_bits(d)
+    bits = (flat[:, None].astype(np.uint16) >> np.arange(b, dtype=np.uint16)).astype(np.uint8) & 1
+    return torch.from_numpy(np.packbits(bits, bitorder="little"))
+
+
+def unpack(packed: Tensor, count: int, d: int, encoding: Encoding = "bits") -> Tensor:
+    """The first `count` labels, uint8 (count,) (int32 above 256 levels); the inverse of `pack`."""
+    size = packed_size(count, d, encoding)
+    if packed.dtype != torch.uint8 or packed.shape != (size,):
+        raise BadInput(
+            f"{count} labels of {d} levels take {size} bytes, given are {tuple(packed.shape)} {packed.dtype}"
+        )
+    data = packed.cpu().numpy()
+    if encoding == "base3":
+        trits = data[:, None] // np.array([3**i for i in range(TRITS)], np.uint8) % 3
+        labels = trits.reshape(-1)[:count]
+    else:
+        b = label_bits(d)
+        bits = np.unpackbits(data, count=count * b, bitorder="little").reshape(count, b)
+        kind = np.uint8 if b <= 8 else np.int32
+        labels = (bits.astype(kind) << np.arange(b, dtype=kind)).sum(1, dtype=kind)
+    if len(labels) and labels.max() >= d:
+        raise BadInput(f"a packed label is {labels.max()}, expected 0 to {d - 1}: the data is damaged")
+    return torch.from_numpy(np.ascontiguousarray(labels))

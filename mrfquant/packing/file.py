@@ -1,0 +1,170 @@
+"""A packed network as one safetensors file; docs/packed.md describes the format for other readers.
+
+Nothing that is read is executed: the network's name is looked up among those that are known, its shapes are compared
+with the file's before anything is allocated, and a checksum covers all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from mrfquant.errors import BadInput
+from mrfquant.files import atomic
+from mrfquant.packing.parameter import PackedParameter
+
+FORMAT, VERSION = "mrfquant", "1"
+SCALE = ":scale"  # after the name of the parameter it belongs to
+FLOATS = (torch.float32, torch.int64)  # of what is not packed: parameters left free, batch-norm statistics and counts
+KEYS = ("format", "network", "images", "blocks", "origin", "sha256")
+
+
+@dataclass
+class PackedNetwork:
+    """What a file holds.
+
+    Attributes:
+        name, arguments: of the network, as in `mrfquant.models.NETWORKS`.
+        images: 'mean' and 'std' per channel of images in [0, 1], 'classes' in the order of the logits.
+        parameters: those on levels. floats: everything else of the state dict.
+        origin: method, data set, accuracy and so on, for people.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    images: dict[str, list[Any]]
+    parameters: dict[str, PackedParameter]
+    floats: dict[str, Tensor]
+    origin: dict[str, Any] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The network's state with its weights as float32."""
+        return {name: p.values() for name, p in self.parameters.items()} | self.floats
+
+    def write(self, path: str | os.PathLike[str]) -> int:
+        """Write the file, whole or not at all; returns its size in bytes."""
+        metadata = {
+            "format": f"{FORMAT} {VERSION}",
+            "network": _json([self.name, self.arguments]),
+            "images": _json(self.images),
+            "blocks": _json(self._blocks()),
+            "origin": _json(self.origin),
+        }
+        tensors = {name: p.data for name, p in self.parameters.items()} | self.floats
+        tensors |= {name + SCALE: p.scale for name, p in self.parameters.items() if p.scale is not None}
+        tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+        metadata["sha256"] = _checksum(metadata, tensors)
+        data = save(tensors, metadata)
+        with atomic(path) as file:
+            file.write(data)
+        return len(data)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> PackedNetwork:
+        """Read a file, checked in every respect that does not need the network."""
+        metadata, tensors = _open(Path(path))
+        try:
+            return cls._parse(metadata, tensors)
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from None
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            raise BadInput(f"{path}: its metadata is not what version {VERSION} has; pack the run again") from None
+
+    @classmethod
+    def _parse(cls, metadata: dict[str, str], tensors: dict[str, Tensor]) -> PackedNetwork:
+        name, arguments = json.loads(metadata["network"])
+        images, origin = json.loads(metadata["images"]), json.loads(metadata["origin"])
+        parameters: dict[str, PackedParameter] = {}
+        left = dict(tensors)
+        for levels, encoding, shapes in json.loads(metadata["blocks"]):
+            for parameter, shape in shapes.items():
+                parameters[parameter] = _parameter(parameter, levels, encoding, shape, left)
+        for tensor, value in left.items():
+            if value.dtype not in FLOATS:
+                raise BadInput(f"the tensor {tensor} is {value.dtype}, expected float32 or int64")
+        if not (isinstance(name, str) and isinstance(arguments, dict) and isinstance(origin, dict)):
+            raise TypeError
+        if len(images["mean"]) != len(images["std"]) or not all(s > 0 for s in images["std"]):
+            raise ValueError
+        return cls(name, arguments, images, parameters, left, origin)
+
+    def _blocks(self) -> list[list[Any]]:
+        """Parameters by levels and encoding: [levels, encoding, {name: shape}]."""
+        blocks: dict[tuple[tuple[float, ...], str], dict[str, list[int]]] = {}
+        for name, p in self.parameters.items():
+            blocks.setdefault((p.levels, p.encoding), {})[name] = list(p.shape)
+        return [[[_short(q) for q in levels], encoding, shapes] for (levels, encoding), shapes in blocks.items()]
+
+
+def _parameter(name: str, levels: Any, encoding: Any, shape: Any, tensors: dict[str, Tensor]) -> PackedParameter:
+    """One packed parameter, taken out of the tensors."""
+    numbers = [float(level) for level in levels]
+    if not 2 <= len(numbers) <= 2**16 or not all(map(math.isfinite, numbers)) or numbers != sorted(set(numbers)):
+        raise BadInput(f"{name} has levels that are not finite, different and increasing")
+    if encoding not in ("bits", "base3") or (encoding == "base3" and len(numbers) != 3):
+        raise BadInput(f"{name} has the encoding {str(encoding)[:40]!r}, expected 'bits', or 'base3' for three levels")
+    if not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**40 for size in shape):
+        raise BadInput(f"{name} has a shape that is none")
+    if name not in tensors:
+        raise BadInput(f"{name} is announced and not there")
+    data, scale = tensors.pop(name), tensors.pop(name + SCALE, None)
+    if scale is not None and (scale.dtype != torch.float32 or not scale.isfinite().all()):
+        raise BadInput(f"the scale of {name} is not finite float32")
+    return PackedParameter(data, tuple(shape), tuple(numbers), encoding, scale)
+
+
+def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of a file whose checksum is right."""
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "is not there"
+        raise BadInput(f"{path} {what}: give a file written by python -m mrfquant.pack")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            kind, _, version = metadata.get("format", "").partition(" ")
+            if kind != FORMAT:
+                raise BadInput(f"{path} is a safetensors file of another kind: give one written by mrfquant.pack")
+            if version != VERSION:
+                raise BadInput(
+                    f"{path} has version {version[:20]!r} of the format, this program reads {VERSION!r}: use another "
+                    "release, or pack the run again"
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except BadInput:
+        raise
+    except (SafetensorError, UnicodeDecodeError, ValueError, OSError, TypeError) as error:
+        raise BadInput(f"{path} is not a whole safetensors file ({str(error)[:80]}): copy or pack it again") from None
+    if set(metadata) != set(KEYS) or _checksum(metadata, tensors) != metadata["sha256"]:
+        raise BadInput(f"{path} was altered or damaged, its checksum is wrong: copy or pack it again")
+    return metadata, tensors
+
+
+def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of all metadata but itself and of all tensors, by name."""
+    digest = hashlib.sha256()
+    for key in sorted(metadata.keys() - {"sha256"}):
+        digest.update(f"{key}={metadata[key]}\n".encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return digest.hexdigest()
+
+
+def _short(number: float) -> float:
+    """The same number in fewer characters, if it is whole."""
+    return int(number) if number.is_integer() else number
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

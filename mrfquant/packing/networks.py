@@ -1,0 +1,149 @@
+"""Between runs, packed files and networks that compute."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from mrfquant.errors import BadInput
+from mrfquant.models import NETWORKS
+from mrfquant.packing.bits import Encoding
+from mrfquant.packing.file import PackedNetwork
+from mrfquant.packing.parameter import PackedParameter
+
+COUNTER = "num_batches_tracked"  # of batch norm: training needs it, a packed network does not
+
+if TYPE_CHECKING:
+    from mrfquant.labelling import Labelling
+
+
+def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
+    """The network of a packed file, in eval mode, with float weights; what the file says is its `packed_network`.
+
+    Args:
+        model: a network of your own to load into, needed if the file's is not one of `mrfquant.models`.
+    """
+    network = PackedNetwork.read(path)
+    if model is None:
+        model = _build(network, path)
+    _refuse_mismatch(network, model, path)
+    model = model.to_empty(device="cpu") if any(t.is_meta for t in model.state_dict().values()) else model
+    counters = {name: torch.tensor(0) for name in model.state_dict() if name.endswith(COUNTER)}
+    model.load_state_dict(network.state_dict() | counters)
+    model.packed_network = network  # type: ignore[assignment]
+    return model.eval()
+
+
+def pack_run(path: Path, encoding: Encoding = "bits") -> PackedNetwork:
+    """The best model of a finished run; refuses one that is not quantized, or not on its levels."""
+    from mrfquant.config import Config
+    from mrfquant.experiment import Experiment
+    from mrfquant.run_folder import RunFolder
+
+    folder = RunFolder.open(path)
+    best, summary = folder.best(), folder.summary()
+    config = Config(folder.config, ["Experiment.smoke = True"])  # the shape of the data suffices
+    with config.explaining():
+        experiment = Experiment(device=torch.device("cpu"), data_root=Path())
+        temperature = experiment.trainer().temperature
+    if not experiment.labelling.blocks:
+        raise BadInput(f"{path} is not quantized: there are no labels to pack; train it with levels, as [-1, 1]")
+    data, model = experiment.dataset, experiment.model
+    origin = {
+        "method": summary["method"],
+        "dataset": summary["dataset"],
+        "seed": summary["seed"],
+        "run": folder.path.resolve().name,
+        "top1": round(summary["test_top1"], 4),
+    }
+    if temperature != 1:
+        origin["temperature"] = temperature  # to divide the logits by, for probabilities
+    if summary.get("stand_in"):
+        origin["stand_in"] = True
+    network = pack_model(model, experiment.labelling, best["model"], best["solution"].get("scale"), encoding)
+    network.images = {"mean": list(data.mean), "std": list(data.std), "classes": list(data.classes)}
+    network.origin = origin
+    return network
+
+
+def pack_model(
+    model: nn.Module,
+    labelling: Labelling,
+    state: Mapping[str, Tensor] | None = None,
+    scale: Tensor | None = None,
+    encoding: Encoding = "bits",
+) -> PackedNetwork:
+    """Pack a labelled network.
+
+    Args:
+        state: its state dict with rounded weights; the network's own, as within `solver.rounded()`, by default.
+        scale: (m,) of the labelled weights; the labelling's by default.
+        encoding: of parameters with three levels; the others are packed as bits.
+    """
+    state = model.state_dict() if state is None else state
+    scale = labelling.scale if scale is None else scale
+    parameters = {}
+    floats = {n: t for n, t in state.items() if n not in labelling.labelled.spans and not n.endswith(COUNTER)}
+    for name in labelling.labelled.spans:
+        levels = labelling.block_of(name).levels.values
+        form: Encoding = encoding if len(levels) == 3 else "bits"
+        part = None if scale is None else _compact(labelling.labelled.view(name, scale.cpu()))
+        try:
+            parameters[name] = PackedParameter.of(state[name].contiguous(), levels, form, part)
+        except BadInput as error:
+            raise BadInput(f"{name}: {error}; only what is exactly on its levels can be packed") from None
+    arguments = getattr(model, "arguments", {})
+    return PackedNetwork(type(model).__name__, arguments, {"mean": [], "std": [], "classes": []}, parameters, floats)
+
+
+def _compact(scale: Tensor) -> Tensor:
+    """A scale of the parameter's shape as one number, or one for each slice along the first dimension."""
+    first = scale.flatten()[:1]
+    if (scale == first).all():
+        return first.clone()
+    rows = scale.flatten(1)
+    if not (rows == rows[:, :1]).all():
+        raise BadInput("its scale differs within an output channel")
+    return rows[:, 0].clone()
+
+
+def _build(network: PackedNetwork, path: str | os.PathLike[str]) -> nn.Module:
+    """The network that the file names, without memory for its parameters yet."""
+    if network.name not in NETWORKS:
+        raise BadInput(
+            f"{path} holds a network {network.name[:60]!r}, known are {', '.join(NETWORKS)}: build it and give it as "
+            "load(path, model)"
+        )
+    arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in network.arguments.items()}
+    try:
+        with torch.device("meta"):
+            return NETWORKS[network.name](**arguments)
+    except (BadInput, TypeError, ValueError, RuntimeError, ArithmeticError, LookupError):
+        raise BadInput(f"{path}: a {network.name} cannot be built from the arguments in the file") from None
+
+
+def _refuse_mismatch(network: PackedNetwork, model: nn.Module, path: str | os.PathLike[str]) -> None:
+    held: dict[str, Any] = {name: p.shape for name, p in network.parameters.items()}
+    held |= {name: tuple(t.shape) for name, t in network.floats.items()}
+    expected = {name: tuple(t.shape) for name, t in model.state_dict().items() if not name.endswith(COUNTER)}
+    if held != expected:
+        name = next(n for n in {**expected, **held} if held.get(n) != expected.get(n))
+        raise BadInput(
+            f"{path} does not fit {type(model).__name__}: {name} is {_shape(held.get(name))} in the file and "
+            f"{_shape(expected.get(name))} in the network"
+        )
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "not there" if shape is None else "x".join(map(str, shape)) or "a number"
+
+
+def float_bytes(network: PackedNetwork) -> int:
+    """What the packed parameters take as float32."""
+    return 4 * sum(math.prod(p.shape) for p in network.parameters.values())

@@ -1,0 +1,135 @@
+"""A packed network as an ONNX file: labels are stored as bytes, nodes of the graph turn them into weights.
+
+A byte holds some digits: 0 and 1 in the encoding bits (whole labels where a byte holds a whole number of them), trits
+in base3. The nodes compute digit = byte // place % radix, join the digits of a label where it has several, take the
+level of each label and multiply by the scale: integer arithmetic in standard operators, and to the bit the weights of
+`PackedParameter.values`. A runtime may do so once, when it loads the file (onnxruntime does): then the file is small,
+and the weights in memory are floats.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mrfquant.errors import BadInput
+from mrfquant.files import atomic
+from mrfquant.packing.bits import TRITS, label_bits
+from mrfquant.packing.parameter import PackedParameter
+
+if TYPE_CHECKING:
+    from onnx_ir import Graph, Model, Value
+    from onnx_ir.tape import Tape
+
+
+def export_onnx(model: nn.Module, packed: Mapping[str, PackedParameter], shape: tuple[int, ...], path: Path) -> None:
+    """Write the network in evaluation mode as an ONNX file with packed weights.
+
+    Its input `images` is float32 (batch, *shape), its output `logits`; batches may have any size.
+
+    Args:
+        model: the network, left as it is.
+        packed: parameters by their names in the network, whose values they must have; the others stay float32.
+        shape: of an image.
+        path: of the file.
+    """
+    if not all(find_spec(package) for package in ("onnx", "onnx_ir", "onnxscript")):
+        raise BadInput("the packages for ONNX are not installed: pip install 'mrfquant[onnx]'")
+    import onnx_ir
+    from onnx_ir.passes import common
+
+    exported = _plain(model, shape)
+    _pack(exported.graph, packed)
+    common.DeduplicateInitializersPass()(exported)
+    common.ClearMetadataAndDocStringPass()(exported)  # stack traces
+    proto = onnx_ir.to_proto(exported)
+    del proto.graph.value_info[:]  # shapes of what is computed: runtimes infer them
+    with atomic(path) as file:
+        file.write(proto.SerializeToString())
+
+
+def _plain(model: nn.Module, shape: tuple[int, ...]) -> Model:
+    """The network in ONNX with float weights, each under the name and with the values of its parameter.
+
+    Only constants are folded: PyTorch's optimization would merge batch norm into the weights, off their levels.
+    """
+    from onnxscript import optimizer
+
+    network = copy.deepcopy(model).cpu().float().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the inside of PyTorch
+        exported = torch.onnx.export(
+            network,
+            (torch.zeros(2, *shape),),
+            input_names=["images"],
+            output_names=["logits"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+        ).model
+    optimizer.fold_constants(exported, onnx_shape_inference=True)
+    optimizer.remove_unused_nodes(exported)
+    return exported
+
+
+def _pack(graph: Graph, packed: Mapping[str, PackedParameter]) -> None:
+    """Put nodes that unpack in the place of the float weights of the parameters."""
+    from onnx_ir.tape import Tape
+
+    tape = Tape(graph)
+    for name, parameter in packed.items():
+        weights = graph.initializers.pop(name, None)
+        if weights is None:
+            raise BadInput(f"the network has no parameter {name} to pack")
+        if not np.array_equal(weights.const_value.numpy(), parameter.values().numpy()):
+            raise BadInput(f"the network's {name} differs from the packed one")
+        unpacked = _unpacked(tape, name, parameter)
+        weights.replace_all_uses_with(unpacked)
+        unpacked.name = name
+    graph.sort()
+
+
+def _unpacked(tape: Tape, name: str, parameter: PackedParameter) -> Value:
+    """Append the nodes that compute the weights of a parameter."""
+    import onnx_ir
+
+    def constant(role: str, value: Any, dtype: type) -> Value:
+        return tape.initializer(onnx_ir.tensor(np.asarray(value, dtype), name=f"{name}.{role}"))
+
+    levels, shape = constant("levels", parameter.levels, np.float32), constant("shape", parameter.shape, np.int64)
+    if len(parameter.levels) == 1:
+        weights = tape.op("Expand", [levels, shape])
+    else:
+        radix, places, per_label = _digits(len(parameter.levels), parameter.encoding)
+        data = constant("packed", parameter.data.cpu().numpy()[:, None], np.uint8)
+        wide = tape.op("Cast", [data], {"to": onnx_ir.DataType.INT32})
+        shifted = tape.op("Div", [wide, constant("places", radix ** np.arange(places), np.int32)])
+        digits = tape.op("Mod", [shifted, constant("radix", radix, np.int32)])
+        flat = tape.op("Reshape", [digits, constant("flat", [-1], np.int64)])
+        ends = [constant("first", [0], np.int64), constant("end", [parameter.numel * per_label], np.int64)]
+        labels = tape.op("Slice", [flat, *ends])
+        if per_label > 1:
+            rows = tape.op("Reshape", [labels, constant("rows", [-1, per_label], np.int64)])
+            labels = tape.op("MatMul", [rows, constant("join", radix ** np.arange(per_label), np.int32)])
+        weights = tape.op("Reshape", [tape.op("Gather", [levels, labels]), shape])
+    if parameter.scale is None:
+        return weights
+    scale = parameter.scale.cpu().view(-1, *[1] * (len(parameter.shape) - 1)).numpy()
+    return tape.op("Mul", [weights, constant("scale", scale, np.float32)])
+
+
+def _digits(d: int, encoding: str) -> tuple[int, int, int]:
+    """The radix of the digits of a byte, how many it has, and how many make a label."""
+    if encoding == "base3":
+        return 3, TRITS, 1
+    b = label_bits(d)
+    return (2**b, 8 // b, 1) if 8 % b == 0 else (2, 8, b)

@@ -1,0 +1,75 @@
+"""A parameter whose every weight is on a level, as labels in bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mrfquant.errors import BadInput
+from mrfquant.packing.bits import Encoding, pack, packed_size, unpack
+
+
+@dataclass(frozen=True)
+class PackedParameter:
+    """Labels of a parameter in C order.
+
+    Attributes:
+        data: uint8 (bytes,). shape: of the parameter. levels: increasing. encoding: see `mrfquant.packing.bits`.
+        scale: multiplies the levels: float32 of shape (1,), or (shape[0],) for one per output channel; None for 1.
+    """
+
+    data: Tensor
+    shape: tuple[int, ...]
+    levels: tuple[float, ...]
+    encoding: Encoding = "bits"
+    scale: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, values: Tensor, levels: tuple[float, ...], encoding: Encoding = "bits", scale: Tensor | None = None
+    ) -> PackedParameter:
+        """Pack weights; refuses those that are not exactly on their levels."""
+        q = torch.tensor(levels, dtype=values.dtype)
+        values = values.detach().cpu()
+        matches = torch.stack([values == level * _spread(scale, values.shape) for level in q])
+        if not matches.any(0).all():
+            raise BadInput(f"{int((~matches.any(0)).sum())} of {values.numel()} weights are not on the levels {levels}")
+        return cls(
+            pack(matches.to(torch.uint8).argmax(0), len(levels), encoding), tuple(values.shape), levels, encoding, scale
+        )
+
+    def __post_init__(self) -> None:
+        expected = packed_size(self.numel, len(self.levels), self.encoding)
+        if self.data.dtype != torch.uint8 or self.data.shape != (expected,):
+            raise BadInput(
+                f"{self.numel} labels of {len(self.levels)} levels take {expected} bytes, not {len(self.data)}"
+            )
+        if self.scale is not None and self.scale.shape not in ((1,), self.shape[:1]):
+            raise BadInput(f"a scale of shape {tuple(self.scale.shape)} for a parameter of shape {self.shape}")
+
+    @property
+    def numel(self) -> int:
+        """Weights."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of labels and scales."""
+        return self.data.numel() + (0 if self.scale is None else 4 * self.scale.numel())
+
+    def labels(self) -> Tensor:
+        """The label of every weight, in the parameter's shape."""
+        return unpack(self.data, self.numel, len(self.levels), self.encoding).view(self.shape)
+
+    def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weights, to the bit as they were."""
+        q = torch.tensor(self.levels, dtype=dtype)
+        return q[self.labels().int()] * _spread(self.scale, self.shape)
+
+
+def _spread(scale: Tensor | None, shape: tuple[int, ...]) -> Tensor | float:
+    """The scale in a shape that broadcasts with the parameter."""
+    return 1.0 if scale is None else scale.cpu().view(-1, *[1] * (len(shape) - 1))

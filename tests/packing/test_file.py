@@ -1,0 +1,202 @@
+"""The packed file: whole, small, checked, and never trusted."""
+
+import json
+import random
+import struct
+
+import pytest
+import torch
+from safetensors.torch import save
+
+import mrfquant
+from mrfquant.errors import BadInput
+from mrfquant.inference import ProximalMeanField
+from mrfquant.labelling import Labelling
+from mrfquant.models import LeNet5, LeNet300, ResNet
+from mrfquant.packing import PackedNetwork, pack_model
+from mrfquant.packing.file import _checksum
+
+IMAGES = {"mean": [0.1], "std": [0.3], "classes": list("0123456789")}
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def packed(model, levels=(-1, 1), scale="none", encoding="bits", exclude=()):
+    """A network rounded by a solver, packed; and its state as it computes."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d | torch.nn.BatchNorm1d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+    labelling = Labelling(model, levels, exclude, scale)
+    solver = ProximalMeanField(labelling, sgd)
+    with solver.rounded():
+        network = pack_model(model, labelling, encoding=encoding)
+        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    network.images = IMAGES
+    return network, state
+
+
+@pytest.fixture
+def file(tmp_path):
+    torch.manual_seed(0)
+    path = tmp_path / "model.safetensors"
+    packed(LeNet5((1, 28, 28), 10, width=0.2))[0].write(path)
+    return path
+
+
+@pytest.mark.parametrize("scale", ["none", 0.25, "layer", "channel"])
+@pytest.mark.parametrize(("levels", "encoding"), [((-1, 1), "bits"), ((-1, 0, 1), "base3"), ((-2, -1, 1, 2), "bits")])
+def test_the_loaded_network_computes_the_same_to_the_bit(levels, encoding, scale, tmp_path):
+    torch.manual_seed(1)
+    model = ResNet((3, 32, 32), 10, width=0.1)
+    exclude = ["classifier.bias"]
+    network, state = packed(model, levels, scale, encoding, exclude)
+    network.write(tmp_path / "m")
+    loaded = mrfquant.load(tmp_path / "m")
+    assert not loaded.training
+    model.load_state_dict(state)
+    images = torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(loaded(images), model.eval()(images))
+    assert loaded.packed_network.images == IMAGES
+    assert "classifier.bias" in loaded.packed_network.floats
+
+
+@pytest.mark.parametrize(
+    ("model", "levels", "encoding", "share"),
+    [
+        (LeNet5((1, 28, 28), 10), (-1, 1), "bits", 31),
+        (LeNet5((1, 28, 28), 10), (-2, -1, 1, 2), "bits", 15),
+        (LeNet5((1, 28, 28), 10), (-1, 0, 1), "base3", 19),
+        (ResNet((3, 32, 32), 10), (-1, 1), "bits", 31),
+    ],
+)
+def test_the_file_is_as_small_as_promised(model, levels, encoding, share, tmp_path):
+    """Total bytes, batch-norm statistics apart, against the parameters as float32."""
+    network, _ = packed(model, levels, encoding=encoding)
+    network.origin = {"method": "PMF", "dataset": "mnist", "seed": 0, "run": "pmf_lenet5_mnist-seed0", "top1": 99.4321}
+    size = network.write(tmp_path / "m")
+    assert size == (tmp_path / "m").stat().st_size
+    statistics = sum(tensor.nbytes for tensor in network.floats.values())
+    assert size - statistics <= 4 * sum(p.numel() for p in model.parameters()) / share
+
+
+def test_a_network_of_your_own(tmp_path):
+    def build():
+        return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 2))
+
+    network, state = packed(build())
+    network.write(tmp_path / "m")
+    with pytest.raises(BadInput, match=r"holds a network 'Sequential', known are .*: build it and give it as load"):
+        mrfquant.load(tmp_path / "m")
+    loaded = mrfquant.load(tmp_path / "m", build())
+    assert all(torch.equal(t, state[name]) for name, t in loaded.state_dict().items())
+    with pytest.raises(BadInput, match=r"does not fit Sequential: 0.weight is 7x5 in the file and 8x5 in the network"):
+        mrfquant.load(tmp_path / "m", torch.nn.Sequential(torch.nn.Linear(5, 8)))
+
+
+def test_weights_off_their_levels_are_refused():
+    model = LeNet300((1, 28, 28), 10, width=0.1)
+    labelling = Labelling(model, [-1, 1])
+    with pytest.raises(BadInput, match=r"layers.1.weight: \d+ of \d+ weights are not on the levels .* can be packed"):
+        pack_model(model, labelling)
+
+
+def rewritten(file, **changes):
+    """The file with other metadata and a checksum that is right: what someone hostile would write."""
+    data = file.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+    network = PackedNetwork.read(file)
+    tensors = {name: p.data for name, p in network.parameters.items()} | network.floats
+    metadata |= changes
+    metadata["sha256"] = _checksum({k: v for k, v in metadata.items() if k != "sha256"}, tensors)
+    file.write_bytes(save(tensors, metadata))
+
+
+def blocks(levels=(-1, 1), encoding="bits", **shapes):
+    return json.dumps([[list(levels), encoding, {name.replace("__", "."): s for name, s in shapes.items()}]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "other 1"}, "of another kind"),
+        ({"format": "mrfquant 7"}, "has version '7' of the format, this program reads '1'"),
+        ({"network": '["os.system", {}]'}, "holds a network 'os.system', known are"),
+        ({"network": '["LeNet5", {"shape": [1, 28, 28], "classes": 10, "width": 1e9}]'}, "LeNet5"),
+        ({"network": '["LeNet5", {"shape": [1, 28, 28], "classes": 10, "width": 1e300}]'}, "LeNet5"),
+        ({"network": '["LeNet5", {"shape": "../../etc", "classes": 10}]'}, "cannot be built from the arguments"),
+        ({"network": '["LeNet5", {"classes": 10}]'}, "cannot be built from the arguments"),
+        ({"network": "[]"}, "its metadata is not what version 1 has"),
+        ({"network": "{" * 5000}, "its metadata is not what version 1 has"),
+        ({"blocks": "[[[]]]"}, "its metadata is not what version 1 has"),
+        ({"blocks": blocks(layers__0__weight=[10**13, 1])}, "has a shape that is none"),
+        ({"blocks": blocks(layers__0__weight=[10**6, 10**6])}, "take 125000000000 bytes, not"),
+        ({"blocks": blocks(layers__0__weight=[-1])}, "has a shape that is none"),
+        ({"blocks": blocks(nothing=[4])}, "nothing is announced and not there"),
+        ({"blocks": blocks((1, -1), layers__0__bias=[4])}, "not finite, different and increasing"),
+        ({"blocks": blocks((0, float("inf")), layers__0__bias=[4])}, "not finite, different and increasing"),
+        ({"blocks": blocks(encoding="exec", layers__0__bias=[4])}, "has the encoding 'exec'"),
+        ({"blocks": blocks(encoding="base3", layers__0__bias=[4])}, "or 'base3' for three levels"),
+        ({"blocks": blocks(layers__0__bias=[4])}, "is torch.uint8, expected float32 or int64"),
+        ({"images": '{"mean": [0], "std": [0]}'}, "its metadata is not what version 1 has"),
+    ],
+)
+def test_hostile_metadata_is_refused_in_one_sentence(changes, message, file):
+    rewritten(file, **changes)
+    with pytest.raises(BadInput) as error:
+        mrfquant.load(file)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_damage_is_told(file, tmp_path):
+    good = file.read_bytes()
+    for cut in (0, 4, 8, 100, len(good) // 2, len(good) - 1):
+        file.write_bytes(good[:cut])
+        with pytest.raises(BadInput, match="not a whole safetensors file"):
+            mrfquant.load(file)
+    file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(BadInput, match="altered or damaged"):
+        mrfquant.load(file)
+    file.write_bytes(b"PK\x03\x04 not a safetensors file")
+    with pytest.raises(BadInput, match="not a whole safetensors file"):
+        mrfquant.load(file)
+    for path, message in ((tmp_path, "is a folder"), (tmp_path / "none", "is not there")):
+        with pytest.raises(BadInput, match=message):
+            mrfquant.load(path)
+
+
+def test_mutated_files_are_refused_or_right(file):
+    """Random bytes, cuts and insertions: a clean refusal every time, since the checksum covers everything."""
+    good, rng, messages = file.read_bytes(), random.Random(0), []
+    for _ in range(300):
+        data = bytearray(good)
+        for _ in range(rng.randint(1, 4)):
+            where = rng.randrange(len(data)) if rng.random() < 0.3 else rng.randrange(min(len(data), 2200))
+            kind = rng.random()
+            if kind < 0.5:
+                data[where] = rng.randrange(256)
+            elif kind < 0.75:
+                del data[where : where + rng.randint(1, 20)]
+            else:
+                data[where:where] = rng.randbytes(rng.randint(1, 20))
+        if bytes(data) == good:
+            continue
+        file.write_bytes(data)
+        with pytest.raises(BadInput) as error:
+            mrfquant.load(file)
+        messages.append(str(error.value))
+    assert len(messages) > 290
+    assert not any("\n" in message for message in messages)
+
+
+def test_nothing_is_left_when_writing_fails(tmp_path, monkeypatch):
+    network, _ = packed(LeNet300((1, 28, 28), 10, width=0.05))
+    monkeypatch.setattr("os.replace", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        network.write(tmp_path / "m")
+    assert not list(tmp_path.iterdir())
