@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     models = sorted(arguments.folder.glob("*.uai"))
     if not models:
         raise BadInput(f"{arguments.folder} holds no file NAME.uai")
-    if not arguments.seconds > 0:
+    if not 0 < arguments.seconds < math.inf:
         raise BadInput(f"--seconds {arguments.seconds}, expected a number above 0")
     known = sorted(file.stem for file in CONFIGS.glob("mrf/*.gin"))
     names = [n.strip() for n in (arguments.solvers or ",".join(n for n in known if n not in EXACT)).split(",")]
@@ -89,6 +89,7 @@ def _compete(model: Path, names: list[str], seconds: float, seed: int) -> tuple[
     import torch
 
     from mrfquant.config import Config
+    from mrfquant.infer import read_reference
     from mrfquant.mrf import solve, uai
 
     def beside(ending: str) -> Path | None:
@@ -97,12 +98,13 @@ def _compete(model: Path, names: list[str], seconds: float, seed: int) -> tuple[
 
     graph = uai.read_model(model)
     evidence = uai.read_evidence(path) if (path := beside(".evid")) else {}
-    marginals = graph.flat(uai.read_mar(path)) if (path := beside(".MAR")) else None
-    reference = graph.energy(torch.tensor(uai.read_map(path))).item() if (path := beside(".MAP")) else math.inf
+    marginals = graph.flat(read_reference("mar", path, graph)) if (path := beside(".MAR")) else None
+    labelling = read_reference("map", path, graph) if (path := beside(".MAP")) else None
+    reference = math.inf if labelling is None else graph.energy(torch.tensor(labelling)).item()
     entries = {}
     for name in names:
-        Config(f"mrf/{name}.gin", [f"solve.seconds = {seconds}"])
-        result = solve(graph, evidence=evidence, seed=seed)
+        with Config(f"mrf/{name}.gin", [f"solve.seconds = {seconds}"]).explaining():
+            result = solve(graph, evidence=evidence, seed=seed)
         entries[name] = _entry(result, graph, marginals)
         error = "" if entries[name].error is None else f", marginals off by {entries[name].error:.4f}"
         print(f"{model.stem}, {name}: energy {result.energy:.4f}{error}, {result.seconds:.1f} s", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import logging
 import os
@@ -20,6 +21,23 @@ from mrfquant.errors import BadInput, BadSetting
 PACKAGE = Path(__file__).parent
 # The configs lie beside the package in a checkout and inside it when it was installed from a wheel.
 CONFIGS = next((f for f in (PACKAGE.parent / "gin", PACKAGE / "configs") if f.is_dir()), PACKAGE.parent / "gin")
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Whatever configuration is read within the block, gin is afterwards as it was before."""
+    state = gin.config
+    kept = {name: copy.deepcopy(getattr(state, name)) for name in ("_CONFIG", "_OPERATIVE_CONFIG", "_SINGLETONS")}
+    prefixes, locked = list(state._LOCATION_PREFIXES), gin.config_is_locked()
+    try:
+        yield
+    finally:
+        with gin.unlock_config():
+            for name, value in kept.items():
+                getattr(state, name).clear()
+                getattr(state, name).update(value)
+        state._LOCATION_PREFIXES[:] = prefixes
+        state._set_config_is_locked(locked)
 
 
 class Config:

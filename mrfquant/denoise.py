@@ -1,4 +1,4 @@
-"""python -m mrfquant.denoise: a noisy picture cleaned by every solver, side by side in one PNG."""
+"""python -m mrfquant.denoise: a noisy picture cleaned by many solvers, side by side in one PNG."""
 
 from __future__ import annotations
 
@@ -80,22 +80,23 @@ def run(arguments: argparse.Namespace) -> int:
     if not 2 <= arguments.labels <= 16:
         raise BadInput(f"--labels {arguments.labels}, expected a number from 2 to 16")
     for flag in ("noise", "smoothness"):
-        if not 0 < getattr(arguments, flag) < math.inf:
-            raise BadInput(f"--{flag} {getattr(arguments, flag)}, expected a number above 0")
+        if not 1e-6 <= getattr(arguments, flag) <= 1e6:
+            raise BadInput(f"--{flag} {getattr(arguments, flag)}, expected a number above 0, from 1e-6 to 1e6")
     from mrfquant.config import Config
     from mrfquant.devices import choose_device
+    from mrfquant.infer import on_device
     from mrfquant.mrf import solve
 
     picture = make_picture(arguments.labels, arguments.noise, arguments.seed)
-    graph = make_field(picture, arguments.noise, arguments.smoothness).to(device=choose_device(arguments.device))
+    graph = on_device(make_field(picture, arguments.noise, arguments.smoothness), choose_device(arguments.device))
     truth = graph.energy(picture.labels.flatten().to(graph.device)).item()
     rows, columns = picture.labels.shape
     print(f"{rows} x {columns} pixels, {arguments.labels} labels; the clean picture has energy {truth:.1f}")
     print(f"{'solver':<24}{'energy':>12}{'wrong pixels':>15}{'seconds':>10}{'iterations':>12}", flush=True)
     results: dict[str, Result] = {}
     for name in names:
-        Config(f"mrf/{name}.gin", [f"solve.iterations = {ITERATIONS}"])
-        result = results[name] = solve(graph, seed=arguments.seed)
+        with Config(f"mrf/{name}.gin", [f"solve.iterations = {ITERATIONS}"]).explaining():
+            result = results[name] = solve(graph, seed=arguments.seed)
         wrong = _wrong(result, picture)
         line = f"{name:<24}{result.energy:>12.1f}{wrong:>13.2f} %{result.seconds:>10.2f}{result.iterations:>12}"
         print(line, flush=True)

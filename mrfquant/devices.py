@@ -15,7 +15,7 @@ def choose_device(name: str = "auto") -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, ImportError, NotImplementedError):
         there = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         there += ["mps"] if torch.backends.mps.is_available() else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from pathlib import Path
@@ -45,21 +46,25 @@ def run(arguments: argparse.Namespace) -> int:
 
     model = load(arguments.file)
     network = model.packed_network
-    name = network.origin.get("dataset")
-    if name not in data.DATASETS:
+    name, temperature = network.origin.get("dataset"), network.origin.get("temperature", 1)
+    if not isinstance(name, str) or name not in data.DATASETS:
         raise BadInput(f"{arguments.file} is for the data set {name!r}, known are {', '.join(data.DATASETS)}")
+    if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
+        raise BadInput(f"{arguments.file} gives the temperature {temperature!r}, expected a number above 0")
     device = choose_device(arguments.device)
     made = stand_in(name) if network.origin.get("stand_in") else data.DATASETS[name](data_root(arguments.data))
     dataset = made.to(device)
+    if tuple(network.arguments.get("shape", ())) != dataset.shape:
+        raise BadInput(f"{arguments.file} is for images of another shape than those of {name}")
     if arguments.packed:
         from mrfquant.packing.layers import pack_layers
 
         model = pack_layers(model, network.parameters)
     model = model.to(device)
     start = time.perf_counter()
-    probabilities = predict(model, dataset, dataset.test, float(network.origin.get("temperature", 1)))
+    probabilities = predict(model, dataset, dataset.test, temperature).cpu()  # waits for the device
     seconds = time.perf_counter() - start
-    figures = score(probabilities, dataset.test.labels)
+    figures = score(probabilities, dataset.test.labels.cpu())
     origin = ", ".join(f"{key} {value}" for key, value in network.origin.items())
     print(f"{arguments.file}: {network.name}, {origin}")
     if dataset.stand_in:

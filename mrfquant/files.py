@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     A crash or a full disk leaves the former content of `path`, or nothing, and never a part of the new one.
     """
     path = Path(path)
+    if not path.name or path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -74,11 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise BadInput(f"--solver {name!r} is neither a gin file nor one of {', '.join(known)}")
     graph = uai.read_model(arguments.model)
     evidence = uai.read_evidence(arguments.evid) if arguments.evid else {}
-    reference = _read_reference(arguments, graph)
+    reference = read_reference(arguments.task, arguments.reference, graph) if arguments.reference else None
     print(f"{arguments.model.name}: {_describe(graph)}, {len(evidence)} observed", flush=True)
     config = Config(f"mrf/{name}.gin" if name in known else name, arguments.set)
     with config.explaining():
-        result = _solve(graph.to(device=choose_device(arguments.device)), evidence, arguments.seed, config)
+        result = _solve(on_device(graph, choose_device(arguments.device)), evidence, arguments.seed, config)
     _print(Path(name).stem, result, graph)
     if reference is not None:
         print(f"reference    {_compare(arguments.task, result, reference, graph)}")
@@ -91,16 +91,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def on_device(graph: FactorGraph, device: Any) -> FactorGraph:
+    """The graph on a device, in float32 where that has no float64."""
+    import torch
+
+    return graph.to(torch.float32 if device.type == "mps" else None, device)
+
+
 def _solve(graph: FactorGraph, evidence: dict[int, int], seed: int, config: Any) -> Result:
     from tqdm import tqdm
 
     from mrfquant.mrf import Row, solve
 
+    checked = []
     with tqdm(desc="solving", unit=" iterations", leave=False, disable=None, delay=1) as bar:
 
         def show(row: Row) -> None:
-            if bar.n == 0:  # every part is built by now
-                config.refuse_unused()
+            if not checked:  # every part is built by now
+                checked.append(config.refuse_unused())
             bar.update()
             bar.set_postfix(residual=f"{row.residual:.1e}", energy=f"{row.best:.6g}", refresh=False)
 
@@ -109,7 +117,9 @@ def _solve(graph: FactorGraph, evidence: dict[int, int], seed: int, config: Any)
 
 def _describe(graph: FactorGraph) -> str:
     labels = graph.cardinalities
-    kinds = f"{labels.min()} to {labels.max()}" if len(labels) and labels.min() < labels.max() else f"{labels.max()}"
+    if not len(labels):
+        return "no variable"
+    kinds = f"{labels.min()} to {labels.max()}" if labels.min() < labels.max() else f"{labels.max()}"
     arity = max((len(group.index) for group in graph.groups), default=0)
     return f"{len(graph):,} variables of {kinds} labels, {graph.num_factors:,} factors of up to {arity} variables"
 
@@ -129,23 +139,18 @@ def _print(name: str, result: Result, graph: FactorGraph) -> None:
         print("             " + ", ".join(f"{part} {value:.6f}" for part, value in parts.items()))
 
 
-def _read_reference(arguments: argparse.Namespace, graph: FactorGraph) -> Any:
+def read_reference(task: str, path: Path, graph: FactorGraph) -> Any:
+    """The result of a task in a file: rows of marginals, labels, or log Z; refused unless it fits the graph."""
     from mrfquant.mrf import uai
 
-    if arguments.reference is None:
-        return None
-    read = {"mar": uai.read_mar, "map": uai.read_map, "pr": uai.read_pr}[arguments.task]
-    reference = read(arguments.reference)
-    if arguments.task == "pr":
-        return reference
+    reference = {"mar": uai.read_mar, "map": uai.read_map, "pr": uai.read_pr}[task](path)
     labels = graph.cardinalities.tolist()
-    fits = len(reference) == len(labels) and (
-        [len(row) for row in reference] == labels
-        if arguments.task == "mar"
-        else all(0 <= x < c for x, c in zip(reference, labels, strict=True))
+    fits = task == "pr" or (
+        len(reference) == len(labels)
+        and all(len(x) == c if task == "mar" else 0 <= x < c for x, c in zip(reference, labels, strict=True))
     )
     if not fits:
-        raise BadInput(f"{arguments.reference} does not fit {arguments.model}: another number of variables or labels")
+        raise BadInput(f"{path} does not fit the model: it has another number of variables or labels")
     return reference
 
 
@@ -154,7 +159,7 @@ def _compare(task: str, result: Result, reference: Any, graph: FactorGraph) -> s
 
     if task == "mar":
         error = (graph.flat(reference) - result.marginals.cpu()).abs()
-        return f"mean absolute error {error.mean():.2e}, largest {error.max():.2e}"
+        return f"mean absolute error {error.mean():.2e}, largest {max(error.tolist(), default=0):.2e}"
     if task == "map":
         theirs = graph.energy(torch.tensor(reference)).item()
         return f"energy {theirs:.6f}, ours is {result.energy - theirs:+.6f}"

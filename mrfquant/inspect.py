@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrfquant.command_line import guarded
+from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
     from mrfquant.packing import PackedNetwork, PackedParameter
@@ -33,7 +34,7 @@ class Row:
     @property
     def entropy(self) -> float:
         """Of the labels, in bits."""
-        return -sum(p * math.log2(p) for p in self.shares if p)
+        return max(0.0, -sum(p * math.log2(p) for p in self.shares if p))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     network = pack_run(arguments.what) if arguments.what.is_dir() else PackedNetwork.read(arguments.what)
     rows = histogram(network)
+    if not rows:
+        raise BadInput(f"{arguments.what} holds no packed parameter: there are no labels to count")
     print(f"{arguments.what}: {network.name}, " + ", ".join(f"{k} {v}" for k, v in network.origin.items()))
     print(table(rows, network))
     if arguments.png:
@@ -108,7 +111,10 @@ def draw(rows: list[Row], path: Path) -> None:
     FigureCanvasAgg(figure)
     for i, row in enumerate(rows):
         axes = figure.add_subplot(height, columns, i + 1)
-        axes.bar([f"{q:g}" for q in row.parameter.levels], [100 * s for s in row.shares], color="#4477aa", width=0.6)
+        d = len(row.shares)
+        axes.bar(range(d), [100 * share for share in row.shares], color="#4477aa", width=0.6)
+        if d <= 16:
+            axes.set_xticks(range(d), [f"{q:g}" for q in row.parameter.levels])
         axes.set_title(f"{row.name}  {'x'.join(map(str, row.parameter.shape))}", fontsize=7)
         axes.set_ylim(0, 100)
         axes.tick_params(labelsize=7)

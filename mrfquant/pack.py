@@ -40,7 +40,10 @@ def parser() -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Pack, write, say what takes how much."""
     from mrfquant.packing import pack_run
+    from mrfquant.packing.onnx_export import refuse_without_packages
 
+    if arguments.onnx:
+        refuse_without_packages()
     network = pack_run(arguments.run, "base3" if arguments.base3 else "bits")
     if arguments.base3 and not any(p.encoding == "base3" for p in network.parameters.values()):
         raise BadInput(f"--base3 is for three levels, {arguments.run} has none: leave it out")

@@ -11,7 +11,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from mrfquant.mrf.factor_graph import PENALTY, FactorGraph, Group, field
+from mrfquant.mrf.factor_graph import FactorGraph, Group, field
 from mrfquant.mrf.solver import Solver
 from mrfquant.schedules import Constant, Schedule
 from mrfquant.settings import configurable
@@ -22,7 +22,7 @@ class CoordinateDescent(Solver):
 
     def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None) -> None:
         super().__init__(graph, seed, start)
-        self._soft = graph.floored(PENALTY)
+        self._soft = graph.floored()
         self._unary = self._soft.unary()
         self._sweep = [self._plan(chosen) for chosen in _colours(graph, self.generator)]
         self._u = self._initial() if start is None else start.clone()
@@ -87,7 +87,9 @@ class SequentialMeanField(CoordinateDescent):
     def step(self) -> float:
         self._beta = self.schedule(self.iteration, None)
         self.iteration += 1
-        return super().step()
+        residual = super().step()
+        annealing = self.schedule(self.iteration, None) != self._beta
+        return max(residual, 1.0) if annealing else residual  # at rest only once beta is
 
     def answer(self, fields: Tensor, u: Tensor) -> Tensor:
         return (fields * self._beta).softmax(0)
@@ -103,6 +105,9 @@ class SequentialMeanField(CoordinateDescent):
 @configurable(supplied=["graph", "seed", "start"])
 class ICM(CoordinateDescent):
     """Iterated conditional modes: each variable takes its best label given the others, until none wants to move."""
+
+    def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None) -> None:
+        super().__init__(graph, seed, None if start is None else graph.one_hot(graph.argmax(start)))
 
     def answer(self, fields: Tensor, u: Tensor) -> Tensor:
         content = (fields * u).sum(0) >= fields.amax(0)  # ties leave a variable where it is

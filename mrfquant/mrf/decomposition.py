@@ -13,7 +13,7 @@ def min_fill(neighbours: Mapping[int, set[int]], sizes: Sequence[float], limit: 
     """Eliminate variables one by one, each time one whose neighbours lack the fewest edges among each other, the
     smaller clique first; every variable with its neighbours at that time is a clique.
 
-    Counts are kept up to date, so that it takes seconds for 100,000 variables of a thin graph, and it stops at the
+    Counts are kept up to date, so that it takes seconds for 100,000 variables of few neighbours, and it stops at the
     first clique above the limit, so that a wide one is refused early.
 
     Args:
@@ -29,7 +29,8 @@ def min_fill(neighbours: Mapping[int, set[int]], sizes: Sequence[float], limit: 
 
     def cost(v: int) -> tuple[int, float, int]:
         around = neighbours[v]
-        missing = sum(len(around - neighbours[a]) - 1 for a in around) // 2
+        joined = sum(len(around & neighbours[a]) for a in around)  # runs over the smaller of the two
+        missing = (len(around) * (len(around) - 1) - joined) // 2
         return missing, sizes[v] + sum(sizes[a] for a in around), v
 
     current = {v: cost(v) for v in neighbours}

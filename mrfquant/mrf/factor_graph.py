@@ -16,7 +16,6 @@ from torch import Tensor
 
 from mrfquant.errors import BadInput
 
-PENALTY = -1e3  # log-potential, below a factor's best, that stands for what is forbidden while a solver descends
 NEGLIGIBLE = 1e-30  # a probability that is dropped before asking whether u allows anything forbidden
 
 Factor = tuple[Sequence[int], Tensor | Sequence]  # the variables, and the logarithms of the factor's values
@@ -263,14 +262,22 @@ class FactorGraph:
 
     # Other graphs
 
-    def floored(self, value: float) -> FactorGraph:
-        """The same graph with every log-potential at least `value` below its factor's largest: nothing forbidden."""
+    def floored(self, penalty: float | None = None) -> FactorGraph:
+        """The same graph with nothing forbidden: what was, has the factor's lowest log-potential less the penalty.
+
+        Args:
+            penalty: by default so much that every labelling that was allowed is better than all that were not.
+        """
         if not any(group.hard for group in self.groups):
             return self
-        parts = []
+        parts, ranges = [], 0.0
         for group in self.groups:
-            top = group.tables.amax(tuple(range(len(group.index))))
-            parts.append((group.scopes, torch.maximum(group.tables, top + value)))
+            axes, forbidden = tuple(range(len(group.index))), torch.isneginf(group.tables)
+            lowest = group.tables.masked_fill(forbidden, math.inf).amin(axes)
+            ranges += (group.tables.amax(axes) - lowest).sum().item()
+            parts.append((group.scopes, group.tables, forbidden, lowest))
+        drop = 1 + ranges if penalty is None else penalty
+        parts = [(scopes, torch.where(f, lowest - drop, tables)) for scopes, tables, f, lowest in parts]
         return FactorGraph(self.cardinalities, groups=parts, constant=self.constant, dtype=self.dtype)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> FactorGraph:
@@ -363,6 +370,8 @@ class FactorGraph:
 
     def _refuse_bad(self, scopes: Tensor, tables: Tensor) -> None:
         n, k = len(self), scopes.shape[1]
+        if tables.dim() != k + 1 or tables.shape[-1] != len(scopes):
+            raise BadInput(f"{len(scopes)} factors of {k} variables with tables of shape {tuple(tables.shape)}")
         outside = ((scopes < 0) | (scopes >= n)).any(1)
         if outside.any():
             scope = scopes[outside.nonzero()[0, 0]].tolist()
@@ -373,8 +382,8 @@ class FactorGraph:
             raise BadInput(f"a factor over variables {scopes[twice.nonzero()[0, 0]].tolist()}: one appears twice")
         shape = tuple(tables.shape)
         wrong = (self.cardinalities[scopes] != torch.tensor(shape[:-1], device=self.device)).any(1)
-        if tables.dim() != k + 1 or shape[-1] != len(scopes) or wrong.any():
-            scope = scopes[wrong.nonzero()[0, 0] if wrong.any() else 0].tolist()
+        if wrong.any():
+            scope = scopes[wrong.nonzero()[0, 0]].tolist()
             expected = "x".join(str(int(c)) for c in self.cardinalities[scope])
             given = "x".join(map(str, shape[:-1]))
             raise BadInput(f"the factor over variables {scope} has a table of {given}, expected {expected}")

@@ -8,7 +8,7 @@ from itertools import permutations
 from torch import Tensor
 
 from mrfquant.mrf.exact import JunctionTree, TooWide
-from mrfquant.mrf.factor_graph import PENALTY, FactorGraph
+from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.message_passing import BeliefPropagation
 from mrfquant.mrf.solver import Solver
 from mrfquant.settings import Count, Positive, configurable
@@ -39,7 +39,7 @@ class LocalSearch(Solver):
     ) -> None:
         super().__init__(graph, seed, start)
         self.size, self.width_limit, self.patience = size, width_limit, patience
-        self._soft = graph.floored(PENALTY)
+        self._soft = graph.floored()
         self._random = random.Random(seed)
         self._neighbours = _neighbours(graph)
         if start is None:

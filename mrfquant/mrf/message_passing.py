@@ -24,7 +24,7 @@ from mrfquant.mrf.solver import Solver
 from mrfquant.settings import Check, Count, NonNegative, configurable
 
 # A message is 0 at its largest and never below this: what is forbidden stays at probability 0 (exp underflows), and no
-# difference of two infinities arises.
+# difference of two infinities arises. So log-potentials that differ by more count as forbidden, too.
 FLOOR = {torch.float64: -1e4, torch.float32: -1e3}
 
 Damping = Annotated[float, Check(lambda v: 0 <= v < 1, "a number from 0 up to but not 1")]
@@ -150,6 +150,8 @@ class BeliefPropagation(Solver):
         return updates
 
     def _threshold(self, residuals: list[list[Tensor]]) -> float:
+        if not residuals:
+            return 0.0
         every = torch.cat([r for rs in residuals for r in rs])
         count = max(1, round(self.share * len(every)))
         return every.topk(count).values[-1].item() if len(every) else 0.0

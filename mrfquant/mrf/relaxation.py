@@ -13,20 +13,22 @@ from mrfquant.energies.factor_graph import FactorGraphEnergy
 from mrfquant.inference import Inference, ProximalMeanField
 from mrfquant.inference.base import OptimizerRecipe
 from mrfquant.labelling import Labelling
-from mrfquant.mrf.factor_graph import PENALTY, FactorGraph
+from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.solver import Solver
 from mrfquant.settings import configurable
 
+PENALTY = 1e3  # for what is forbidden: large, and not so large that a gradient step leads nowhere
 DESCENT = partial(torch.optim.SGD, lr=0.1)
 MOST = 20.0  # the largest |log u| that a warm start takes over
 
 
 @configurable(supplied=["graph", "seed", "start"])
 class Relaxation(Solver):
-    """Any `Inference` of networks at work on a factor graph, whose expected energy takes the loss's place.
+    """An `Inference` of networks at work on a factor graph, whose expected energy takes the loss's place.
 
     Args:
-        inference: builds the solver from labelling, optimizer and energy. optimizer: drives its variables.
+        inference: builds the solver from labelling, optimizer and energy; it must have a u.
+        optimizer: drives its variables.
     """
 
     direction = "lower bound"
@@ -40,9 +42,11 @@ class Relaxation(Solver):
         optimizer: OptimizerRecipe = DESCENT,
     ) -> None:
         super().__init__(graph, seed, start)
-        levels = {f"c{c.labels}": _levels(c.labels) for c in graph.by_cardinality}
-        variables = {f"c{c.labels}": len(c.variables) for c in graph.by_cardinality}
-        model = nn.ParameterDict({n: nn.Parameter(torch.zeros(m, **graph._kind)) for n, m in variables.items()})
+        model, levels = nn.ParameterDict(), {}
+        for c in graph.by_cardinality:  # names sort like the cardinalities: a ParameterDict may sort them
+            name = f"labels{c.labels:09}"
+            model[name] = nn.Parameter(torch.zeros(len(c.variables), dtype=graph.dtype, device=graph.device))
+            levels[name] = _levels(c.labels)
         with torch.random.fork_rng(devices=[graph.device] if graph.device.type == "cuda" else []):
             torch.manual_seed(seed)
             energy = FactorGraphEnergy(graph.floored(PENALTY))
@@ -52,12 +56,12 @@ class Relaxation(Solver):
         self._u = self._read()
 
     def step(self) -> float:
-        before = self._state()
+        before, beta = self._state(), self.inference.beta
         self.inference.step()
         self._u = self._read()
-        return max(
-            ((new - old).abs().max().item() for new, old in zip(self._state(), before, strict=True)), default=0.0
-        )
+        moves = [(new - old).abs().max().item() for new, old in zip(self._state(), before, strict=True)]
+        annealing = self.inference.beta != beta  # at rest only once beta is
+        return max([*moves, float(annealing)])
 
     def marginals(self) -> Tensor:
         return self._u

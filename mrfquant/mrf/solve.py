@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
 from mrfquant.mrf.solver import Result, Row, Solver
-from mrfquant.settings import Count, NonNegative, Positive, configurable
+from mrfquant.settings import Count, NonNegative, Positive, Seed, configurable
 
 
 @configurable(supplied=["graph", "evidence", "seed", "on_row"])
@@ -21,9 +22,9 @@ def solve(
     evidence: Mapping[int, int] | None = None,
     iterations: Count = 1000,
     tolerance: NonNegative = 1e-6,
-    seconds: Positive = math.inf,
+    seconds: Positive | None = None,
     restarts: Count = 1,
-    seed: int = 0,
+    seed: Seed = 0,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> Result:
     """Run a solver on the variables that are neither observed nor without a choice, from one or several starts.
@@ -34,17 +35,22 @@ def solve(
 
     Returns:
         The answer for the whole graph. Of several runs it is the one with the best lower bound on log Z if the solver
-        gives one; the labelling is the best of all runs,
+        gives one, else the one with the best labelling; the labelling is the best of all runs,
         the seconds are those of all.
     """
     observed = dict(evidence or {})
     single = (graph.cardinalities == 1).nonzero()[:, 0].tolist()
     reduced, kept = graph.condition({**dict.fromkeys(single, 0), **observed})
     _refuse_impossible(reduced, kept)
-    results = [solver(reduced, seed=seed + i).run(iterations, tolerance, seconds, on_row) for i in range(restarts)]
-    bounded = [r for r in results if r.direction == "lower bound"]
-    chosen = max(bounded, key=lambda r: r.log_z) if bounded else results[0]
+    started = time.perf_counter()
+    if len(reduced):
+        limit = math.inf if seconds is None else seconds
+        results = [solver(reduced, seed=seed + i).run(iterations, tolerance, limit, on_row) for i in range(restarts)]
+    else:
+        results = [_nothing_left(reduced)]
     best = min(results, key=lambda r: r.energy)
+    bounded = [r for r in results if r.direction == "lower bound"]
+    chosen = max(bounded, key=lambda r: r.log_z) if bounded else best
     labels = torch.zeros_like(graph.cardinalities)
     for v, label in observed.items():
         labels[v] = label
@@ -52,8 +58,14 @@ def solve(
     labels[kept] = best.labels
     for c in reduced.by_cardinality:
         marginals[graph.index(kept[c.variables])] = c.planes(chosen.marginals)
-    seconds = sum(result.seconds for result in results)
-    return replace(chosen, labels=labels, energy=best.energy, marginals=marginals, seconds=seconds)
+    elapsed = time.perf_counter() - started  # solvers also work while they are built
+    return replace(chosen, labels=labels, energy=best.energy, marginals=marginals, seconds=elapsed)
+
+
+def _nothing_left(graph: FactorGraph) -> Result:
+    """The answer where no variable has a choice."""
+    nothing = graph.cardinalities.clone()
+    return Result(nothing, -graph.constant, graph.uniform(), graph.constant, "exact", "converged", 0, 0.0)
 
 
 def _refuse_impossible(graph: FactorGraph, names: Tensor) -> None:

@@ -98,7 +98,8 @@ class Solver(ABC):
         """
         started = time.perf_counter()
         rows: list[Row] = []
-        labels, best, reason = self.labels(), math.inf, "iterations"
+        labels, reason = self.labels(), "iterations"
+        best = self.graph.energy(labels).item()
         done, residual = 0, math.inf
         while done < iterations:
             residual, done = self.step(), done + 1
@@ -107,8 +108,8 @@ class Solver(ABC):
             if trace or reason != "iterations" or done == iterations:
                 found = self.labels()
                 energy = self.graph.energy(found).item()
-                if energy < best or not rows:
-                    labels, best = found, min(energy, best)
+                if energy < best:
+                    labels, best = found, energy
                 value = self.log_z()
                 rows.append(Row(done, residual, math.nan if value is None else -value, energy, best, elapsed))
                 on_row(rows[-1])

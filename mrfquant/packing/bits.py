@@ -16,6 +16,7 @@ from torch import Tensor
 from mrfquant.errors import BadInput
 
 Encoding = Literal["bits", "base3"]
+MOST = 2**16  # levels
 TRITS = 5  # in a byte: 3^5 = 243
 
 
@@ -31,6 +32,8 @@ def packed_size(count: int, d: int, encoding: Encoding) -> int:
 
 def pack(labels: Tensor, d: int, encoding: Encoding = "bits") -> Tensor:
     """Labels from 0 to d - 1 of any shape, in C order, as uint8 (bytes,)."""
+    if not 1 <= d <= MOST:
+        raise BadInput(f"{d} levels, expected 1 to {MOST}")
     flat = labels.reshape(-1).cpu().numpy()
     if len(flat) and not 0 <= flat.min() <= flat.max() < d:
         raise BadInput(f"labels from {flat.min()} to {flat.max()}, expected 0 to {d - 1}")
@@ -61,6 +64,6 @@ def unpack(packed: Tensor, count: int, d: int, encoding: Encoding = "bits") -> T
         bits = np.unpackbits(data, count=count * b, bitorder="little").reshape(count, b)
         kind = np.uint8 if b <= 8 else np.int32
         labels = (bits.astype(kind) << np.arange(b, dtype=kind)).sum(1, dtype=kind)
-    if len(labels) and labels.max() >= d:
+    if (len(labels) and labels.max() >= d) or (encoding == "base3" and data.max(initial=0) >= 3**TRITS):
         raise BadInput(f"a packed label is {labels.max()}, expected 0 to {d - 1}: the data is damaged")
     return torch.from_numpy(np.ascontiguousarray(labels))

@@ -62,7 +62,7 @@ class PackedNetwork:
         }
         tensors = {name: p.data for name, p in self.parameters.items()} | self.floats
         tensors |= {name + SCALE: p.scale for name, p in self.parameters.items() if p.scale is not None}
-        tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+        tensors = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}  # no two share memory
         metadata["sha256"] = _checksum(metadata, tensors)
         data = save(tensors, metadata)
         with atomic(path) as file:
@@ -113,7 +113,8 @@ def _parameter(name: str, levels: Any, encoding: Any, shape: Any, tensors: dict[
         raise BadInput(f"{name} has levels that are not finite, different and increasing")
     if encoding not in ("bits", "base3") or (encoding == "base3" and len(numbers) != 3):
         raise BadInput(f"{name} has the encoding {str(encoding)[:40]!r}, expected 'bits', or 'base3' for three levels")
-    if not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**40 for size in shape):
+    sizes = [size for size in shape if isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**40]
+    if len(sizes) < len(shape) or len(shape) > 16 or math.prod(max(1, size) for size in sizes) >= 2**60:
         raise BadInput(f"{name} has a shape that is none")
     if name not in tensors:
         raise BadInput(f"{name} is announced and not there")

@@ -63,7 +63,7 @@ def product(x: Tensor, packed: Tensor, levels: Tensor) -> Tensor:
     n, rows = labels_per_byte(len(levels)), packed.shape[1]
     inputs = functional.pad(x.detach(), (0, len(packed) * WORD * n - x.shape[1])).numpy()
     words = packed.numpy().view(np.uint64)[..., 0]
-    out = torch.zeros(len(x), rows)
+    out = torch.zeros(len(x), rows, dtype=torch.float32, device="cpu")
     threads = max(1, min(torch.get_num_threads(), rows // SHARE))
     bounds = [rows * i // threads for i in range(threads + 1)]
     add = functools.partial(compiled(), inputs, words, levels.detach().numpy(), n, out.numpy())

@@ -18,7 +18,7 @@ from mrfquant.packing import kernel
 from mrfquant.packing.parameter import PackedParameter
 
 Pair = int | tuple[int, int]
-TILE_BYTES = 2**20
+TILE_BYTES, SMALLEST_TILE = 2**20, 2**16
 FEW = 4  # vectors for each label in a byte: up to so many, the product with bytes beats unpacking
 EVEN = 8  # rows; a convolution is fastest on multiples
 
@@ -190,8 +190,9 @@ def pack_layers(model: nn.Module, packed: Mapping[str, PackedParameter]) -> nn.M
     """Replace every nn.Linear and nn.Conv2d whose weight is in `packed`, in place; the model in eval mode.
 
     Names are those of `model.named_parameters()`; other parameters stay as they are. Tiles are chosen so that the
-    packed layers and the largest tile take at most 1/16 of the float layers' memory, and a tile at most 1/32. Labels of
-    more than about 1.75 bits take more than that alone; then a tile takes 1/32.
+    packed layers and the largest tile take at most 1/16 of the float layers' memory, and a tile at most 1/32, but for
+    networks so small that it does not matter: a tile may always take 64 KB. Labels of more than about 1.75 bits take
+    more than 1/16 alone; then a tile takes 1/32.
     """
     weights = {id(p): packed[name] for name, p in model.named_parameters() if name in packed}
     layers = {
@@ -203,7 +204,8 @@ def pack_layers(model: nn.Module, packed: Mapping[str, PackedParameter]) -> nn.M
     whole = sum({id(p): p.nbytes for layer in layers.values() for p in layer.parameters()}.values())
     left = whole // 16 - sum(layer.nbytes for layer in made.values())
     for layer in made.values():
-        layer.tile_bytes = min(left, whole // 32) if left >= whole // 128 else whole // 32
+        share = min(left, whole // 32) if left >= whole // 128 else whole // 32
+        layer.tile_bytes = max(share, SMALLEST_TILE)
     for name, layer in layers.items():
         if not name:
             return made[id(layer)].eval()

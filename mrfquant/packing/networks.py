@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import inspect
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mrfquant.errors import BadInput
 from mrfquant.models import NETWORKS
 from mrfquant.packing.bits import Encoding
-from mrfquant.packing.file import PackedNetwork
+from mrfquant.packing.file import FLOATS, PackedNetwork
 from mrfquant.packing.parameter import PackedParameter
 
 COUNTER = "num_batches_tracked"  # of batch norm: training needs it, a packed network does not
@@ -42,23 +42,22 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
 
 def pack_run(path: Path, encoding: Encoding = "bits") -> PackedNetwork:
     """The best model of a finished run; refuses one that is not quantized, or not on its levels."""
-    from mrfquant.config import Config
+    from mrfquant.config import Config, preserved
     from mrfquant.experiment import Experiment
     from mrfquant.run_folder import RunFolder
 
     folder = RunFolder.open(path)
     best, summary = folder.best(), folder.summary()
-    config = Config(folder.config, ["Experiment.smoke = True"])  # the shape of the data suffices
-    with config.explaining():
-        experiment = Experiment(device=torch.device("cpu"), data_root=Path())
-        temperature = experiment.trainer().temperature
+    with preserved(), torch.random.fork_rng(devices=[]):
+        config = Config(folder.config, ["Experiment.smoke = True"])  # the shape of the data suffices
+        with config.explaining():
+            experiment = Experiment(device=torch.device("cpu"), data_root=Path())
+            temperature = experiment.trainer().temperature
     if not experiment.labelling.blocks:
         raise BadInput(f"{path} is not quantized: there are no labels to pack; train it with levels, as [-1, 1]")
     data, model = experiment.dataset, experiment.model
     origin = {
-        "method": summary["method"],
-        "dataset": summary["dataset"],
-        "seed": summary["seed"],
+        **{key: experiment.identity()[key] for key in ("method", "dataset", "seed")},
         "run": folder.path.resolve().name,
         "top1": round(summary["test_top1"], 4),
     }
@@ -89,21 +88,36 @@ def pack_model(
     state = model.state_dict() if state is None else state
     scale = labelling.scale if scale is None else scale
     parameters = {}
-    floats = {n: t for n, t in state.items() if n not in labelling.labelled.spans and not n.endswith(COUNTER)}
     for name in labelling.labelled.spans:
         levels = labelling.block_of(name).levels.values
         form: Encoding = encoding if len(levels) == 3 else "bits"
-        part = None if scale is None else _compact(labelling.labelled.view(name, scale.cpu()))
+        part = None if scale is None else _compact(labelling.labelled.view(name, scale.cpu()).float())
         try:
-            parameters[name] = PackedParameter.of(state[name].contiguous(), levels, form, part)
+            parameters[name] = PackedParameter.of(_storable(name, state[name]), levels, form, part)
         except BadInput as error:
             raise BadInput(f"{name}: {error}; only what is exactly on its levels can be packed") from None
+    labelled = {id(p): name for name, p in model.named_parameters() if name in parameters}
+    for name, p in model.named_parameters(remove_duplicate=False):  # a weight under several names
+        if id(p) in labelled:
+            parameters[name] = parameters[labelled[id(p)]]
+    floats = {n: _storable(n, t) for n, t in state.items() if n not in parameters and not n.endswith(COUNTER)}
     arguments = getattr(model, "arguments", {})
     return PackedNetwork(type(model).__name__, arguments, {"mean": [], "std": [], "classes": []}, parameters, floats)
 
 
-def _compact(scale: Tensor) -> Tensor:
+def _storable(name: str, tensor: Tensor) -> Tensor:
+    """A tensor as files have it: float32, or int64."""
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        return tensor.float().contiguous()  # exact
+    if tensor.dtype not in FLOATS:
+        raise BadInput(f"{name} is {tensor.dtype}: files hold float32 and int64, convert the network first")
+    return tensor.contiguous()
+
+
+def _compact(scale: Tensor) -> Tensor | None:
     """A scale of the parameter's shape as one number, or one for each slice along the first dimension."""
+    if not scale.numel():
+        return None
     first = scale.flatten()[:1]
     if (scale == first).all():
         return first.clone()
@@ -120,10 +134,13 @@ def _build(network: PackedNetwork, path: str | os.PathLike[str]) -> nn.Module:
             f"{path} holds a network {network.name[:60]!r}, known are {', '.join(NETWORKS)}: build it and give it as "
             "load(path, model)"
         )
-    arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in network.arguments.items()}
+    build = NETWORKS[network.name]
+    # Defaults are given, too: gin would fill in what is bound at the moment.
+    defaults = {p.name: p.default for p in inspect.signature(build).parameters.values() if p.default is not p.empty}
+    given = {key: tuple(v) if isinstance(v, list) else v for key, v in network.arguments.items()}
     try:
         with torch.device("meta"):
-            return NETWORKS[network.name](**arguments)
+            return build(**defaults | given)
     except (BadInput, TypeError, ValueError, RuntimeError, ArithmeticError, LookupError):
         raise BadInput(f"{path}: a {network.name} cannot be built from the arguments in the file") from None
 
@@ -142,8 +159,3 @@ def _refuse_mismatch(network: PackedNetwork, model: nn.Module, path: str | os.Pa
 
 def _shape(shape: tuple[int, ...] | None) -> str:
     return "not there" if shape is None else "x".join(map(str, shape)) or "a number"
-
-
-def float_bytes(network: PackedNetwork) -> int:
-    """What the packed parameters take as float32."""
-    return 4 * sum(math.prod(p.shape) for p in network.parameters.values())

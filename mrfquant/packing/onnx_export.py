@@ -41,8 +41,7 @@ def export_onnx(model: nn.Module, packed: Mapping[str, PackedParameter], shape: 
         shape: of an image.
         path: of the file.
     """
-    if not all(find_spec(package) for package in ("onnx", "onnx_ir", "onnxscript")):
-        raise BadInput("the packages for ONNX are not installed: pip install 'mrfquant[onnx]'")
+    refuse_without_packages()
     import onnx_ir
     from onnx_ir.passes import common
 
@@ -54,6 +53,12 @@ def export_onnx(model: nn.Module, packed: Mapping[str, PackedParameter], shape: 
     del proto.graph.value_info[:]  # shapes of what is computed: runtimes infer them
     with atomic(path) as file:
         file.write(proto.SerializeToString())
+
+
+def refuse_without_packages() -> None:
+    """Raise unless what writes ONNX is installed."""
+    if not all(find_spec(package) for package in ("onnx", "onnx_ir", "onnxscript")):
+        raise BadInput("the packages for ONNX are not installed: pip install 'mrfquant[onnx]'")
 
 
 def _plain(model: nn.Module, shape: tuple[int, ...]) -> Model:

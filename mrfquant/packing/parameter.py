@@ -32,14 +32,13 @@ class PackedParameter:
         cls, values: Tensor, levels: tuple[float, ...], encoding: Encoding = "bits", scale: Tensor | None = None
     ) -> PackedParameter:
         """Pack weights; refuses those that are not exactly on their levels."""
-        q = torch.tensor(levels, dtype=values.dtype)
         values = values.detach().cpu()
-        matches = torch.stack([values == level * _spread(scale, values.shape) for level in q])
-        if not matches.any(0).all():
-            raise BadInput(f"{int((~matches.any(0)).sum())} of {values.numel()} weights are not on the levels {levels}")
-        return cls(
-            pack(matches.to(torch.uint8).argmax(0), len(levels), encoding), tuple(values.shape), levels, encoding, scale
-        )
+        labels = torch.full(values.shape, -1, dtype=torch.int32, device="cpu")
+        for label, level in enumerate(torch.tensor(levels, dtype=values.dtype, device="cpu")):
+            labels[(values == level * _spread(scale, values.shape)).view(values.shape)] = label
+        if (off := int((labels < 0).sum())) > 0:
+            raise BadInput(f"{off} of {values.numel()} weights are not on the levels {levels}")
+        return cls(pack(labels, len(levels), encoding), tuple(values.shape), levels, encoding, scale)
 
     def __post_init__(self) -> None:
         expected = packed_size(self.numel, len(self.levels), self.encoding)
@@ -66,8 +65,8 @@ class PackedParameter:
 
     def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weights, to the bit as they were."""
-        q = torch.tensor(self.levels, dtype=dtype)
-        return q[self.labels().int()] * _spread(self.scale, self.shape)
+        q = torch.tensor(self.levels, dtype=dtype, device="cpu")
+        return (q[self.labels().int()] * _spread(self.scale, self.shape)).view(self.shape)
 
 
 def _spread(scale: Tensor | None, shape: tuple[int, ...]) -> Tensor | float:

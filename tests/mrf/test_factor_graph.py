@@ -72,9 +72,11 @@ def test_what_has_no_probability_may_be_forbidden():
     assert graph.expected_score(graph.one_hot(allowed)).item() == pytest.approx(graph.score(allowed).item())
     assert graph.expected_score(graph.uniform()).item() == -math.inf
     assert graph.factorised_bound(graph.uniform()) == -math.inf
-    soft = graph.floored(-50.0)
+    soft = graph.floored()
     assert torch.isfinite(soft.score(every)).all()
     assert soft.score(allowed) == graph.score(allowed)
+    possible = graph.score(every).isfinite()
+    assert soft.score(every)[possible].min() > soft.score(every)[~possible].max()
 
 
 @given(seed=st.integers(0, 1000), observed=st.sets(st.integers(0, 4)), hard=st.booleans())

@@ -21,6 +21,7 @@ from mrfquant.mrf import (
     Relaxation,
     SequentialMeanField,
     TreeReweighted,
+    ising,
     solve,
     uai,
 )
@@ -207,6 +208,49 @@ def test_restarts_warm_starts_evidence_and_single_labels():
     assert wide.per_variable(result.marginals) == [pytest.approx(p), [1.0], [0.0, 1.0, 0.0]]
     assert result.labels.tolist() == [1, 0, 1]
     assert result.log_z == pytest.approx(math.log(math.exp(2) + math.exp(5)))
+
+
+def test_many_labels_beside_few():
+    """Ten labels: as text, 10 sorts before 2."""
+    graph = FactorGraph([2, 10, 3], [([0], [0.0, 3.0]), ([1], torch.arange(10.0)), ([0, 2], torch.eye(2, 3))])
+    for name, make in SOLVERS.items():
+        result = solve(graph, make)
+        assert [len(row) for row in graph.per_variable(result.marginals)] == [2, 10, 3], name
+        assert result.labels[:2].tolist() == [1, 9], name
+
+
+def test_nothing_to_decide():
+    graph = FactorGraph([2, 1], [([0], [0.0, 3.0]), ([0, 1], torch.ones(2, 1))])
+    alone = FactorGraph([3], [([0], [0.0, 1.0, 0.5])])
+    for name, make in SOLVERS.items():
+        result = solve(graph, make, evidence={0: 1})
+        assert (result.log_z, result.energy) == (4.0, -4.0), name
+        assert result.labels.tolist() == [1, 0]
+        assert solve(alone, make).labels.tolist() == [1], name
+
+
+def test_annealing_goes_on_until_beta_rests():
+    spins = ising(nx.grid_2d_graph(6, 6), 0.0, -1.0)  # without a field, a hot u is uniform
+    result = SequentialMeanField(spins, seed=0, beta=Geometric(1.05, 1, 100.0, 0.05)).run()
+    assert result.energy == pytest.approx(-60)
+    pmf = functools.partial(ProximalMeanField, beta=Geometric(1.1, 1, 100.0, 0.05))
+    assert Relaxation(spins, seed=0, inference=pmf).run(200).iterations > 75
+
+
+def test_forbidden_labellings_are_never_preferred():
+    never = -math.inf
+    factors = [([0], [-999.0, 0.0])] * 3 + [([0, 1], torch.tensor([[0.0, 0.0], [never, never]]))]
+    graph = FactorGraph([2, 2], factors)
+    assert JunctionTree(graph).run().energy == pytest.approx(2997)
+    assert LocalSearch(graph).run().energy == pytest.approx(2997)
+    assert ICM(graph, seed=0).run().energy == pytest.approx(2997)
+
+
+def test_the_marginals_of_restarts_belong_to_the_best_labelling():
+    graph = field("full", "random", "mixed", seed=4)
+    result = solve(graph, ICM, restarts=8)
+    assert torch.equal(graph.argmax(result.marginals), result.labels)
+    assert ICM(ising(nx.path_graph(2), 0.0, -1.0), start=torch.full((4,), 0.5)).run().energy == pytest.approx(-1)
 
 
 def test_a_hundred_thousand_variables():

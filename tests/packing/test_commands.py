@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import gin
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,8 @@ import torch
 import mrfquant
 from mrfquant import eval as evaluation
 from mrfquant import inspect, pack, run
-from mrfquant.packing import PackedNetwork
+from mrfquant.labelling import Labelling
+from mrfquant.packing import PackedNetwork, pack_run
 from mrfquant.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +101,34 @@ def test_the_reader_of_the_description_reads(runs, tmp_path, monkeypatch):
             assert np.array_equal(found["tensors"][key], tensor.numpy()), key
 
 
+def test_packing_leaves_gin_and_randomness_alone(runs):
+    gin.clear_config()
+    gin.parse_config(["LeNet5.width = 0.5"])
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    pack_run(runs / "binary")
+    assert torch.equal(torch.rand(3), expected)
+    assert gin.query_parameter("LeNet5.width") == 0.5
+    gin.parse_config(["LeNet5.width = 0.6"])  # not locked
+    assert Labelling(torch.nn.Linear(2, 2)).blocks == []  # the run's levels are not in force
+    gin.clear_config()
+
+
+def test_origins_that_make_no_sense(runs, tmp_path, capsys):
+    network = pack_run(runs / "binary")
+    for origin, message in (
+        ({"dataset": ["digits"]}, "is for the data set ['digits'], known are"),
+        ({"dataset": "digits", "temperature": "x"}, "gives the temperature 'x'"),
+        ({"dataset": "digits", "temperature": 0}, "gives the temperature 0"),
+        ({"dataset": "cifar10", "stand_in": True}, "is for images of another shape than those of cifar10"),
+    ):
+        network.origin = origin
+        network.write(tmp_path / "m")
+        assert evaluation.main([str(tmp_path / "m")]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_bad_input_is_one_sentence_and_status_2(runs, tmp_path, capsys):
     junk = tmp_path / "junk"
     junk.write_bytes(b"junk")
@@ -108,6 +138,8 @@ def test_bad_input_is_one_sentence_and_status_2(runs, tmp_path, capsys):
         (pack.main, [str(tmp_path), *out], "is not a run"),
         (pack.main, [str(runs / "binary"), *out, "--base3"], "--base3 is for three levels"),
         (pack.main, [str(runs / "binary"), "-o", str(junk / "m")], "cannot write"),
+        (pack.main, [str(runs / "binary"), "-o", "."], "cannot write ."),
+        (evaluation.main, [str(junk), "--device", "meta"], "not a whole safetensors file"),
         (evaluation.main, [str(junk)], "not a whole safetensors file"),
         (evaluation.main, [str(tmp_path / "none")], "is not there"),
         (inspect.main, [str(junk)], "not a whole safetensors file"),

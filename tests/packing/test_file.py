@@ -4,6 +4,7 @@ import json
 import random
 import struct
 
+import gin
 import pytest
 import torch
 from safetensors.torch import save
@@ -136,6 +137,8 @@ def blocks(levels=(-1, 1), encoding="bits", **shapes):
         ({"blocks": blocks(layers__0__weight=[10**13, 1])}, "has a shape that is none"),
         ({"blocks": blocks(layers__0__weight=[10**6, 10**6])}, "take 125000000000 bytes, not"),
         ({"blocks": blocks(layers__0__weight=[-1])}, "has a shape that is none"),
+        ({"blocks": blocks(layers__0__weight=[2**39] * 1000)}, "has a shape that is none"),
+        ({"blocks": blocks(layers__0__weight=[2**39, 2**39, 0])}, "has a shape that is none"),
         ({"blocks": blocks(nothing=[4])}, "nothing is announced and not there"),
         ({"blocks": blocks((1, -1), layers__0__bias=[4])}, "not finite, different and increasing"),
         ({"blocks": blocks((0, float("inf")), layers__0__bias=[4])}, "not finite, different and increasing"),
@@ -200,3 +203,32 @@ def test_nothing_is_left_when_writing_fails(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         network.write(tmp_path / "m")
     assert not list(tmp_path.iterdir())
+
+
+def test_gin_has_no_say_in_what_is_loaded(file, tmp_path):
+    gin.clear_config()
+    gin.parse_config(["LeNet5.width = 0.5"])
+    try:
+        assert mrfquant.load(file).packed_network.arguments["width"] == 0.2
+        default = LeNet300((1, 28, 28), 10)
+        packed(default)[0].write(tmp_path / "default")
+        gin.parse_config(["LeNet300.width = 0.5"])
+        assert mrfquant.load(tmp_path / "default").state_dict()["layers.1.weight"].shape == (300, 784)
+    finally:
+        gin.clear_config()
+
+
+def test_other_types_and_shared_weights(tmp_path):
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+            self.b.weight, self.b.bias = self.a.weight, self.a.bias
+
+    network, state = packed(Tied().bfloat16(), scale=0.5, exclude=["*.bias"])
+    assert {"a.weight", "b.weight"} == set(network.parameters)
+    network.write(tmp_path / "m")
+    loaded = mrfquant.load(tmp_path / "m", Tied())
+    assert all(torch.equal(t, state[name].float()) for name, t in loaded.state_dict().items())
+    with pytest.raises(BadInput, match=r"is torch.float64: files hold float32 and int64, convert the network first"):
+        packed(Tied().double())
