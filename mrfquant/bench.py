@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mrfquant.command_line import guarded
+from mrfquant.command_line import aligned, guarded
 from mrfquant.errors import BadInput
 from mrfquant.files import write_json
 
@@ -59,8 +59,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
             spread = f" ({figures[side]['low']:.3f} .. {figures[side]['high']:.3f})" if "low" in figures[side] else ""
             cells.append(f"{figures[side]['ratio']:.3f}x{spread}")
         rows.append([name, *cells])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return aligned(rows)
 
 
 def networks(arguments: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:

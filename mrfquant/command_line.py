@@ -29,6 +29,12 @@ def guarded(command: Callable[[argparse.Namespace], int], arguments: argparse.Na
         return 130
 
 
+def aligned(rows: list[list[str]]) -> str:
+    """Rows of cells as text in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
 class StopRequest:
     """Within the block, true once Ctrl-C or SIGTERM has asked to stop; asked again, the process stops at once."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrfquant.command_line import guarded
+from mrfquant.command_line import aligned, guarded
 from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ def table(rows: list[Row], network: PackedNetwork) -> str:
     for name, tensor in network.floats.items():
         shape = "x".join(map(str, tensor.shape)) or "1"
         lines.append([name, shape, "float", f"{8 * tensor.element_size()}", "", "", f"{tensor.nbytes:,}"])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return aligned(lines)
 
 
 def draw(rows: list[Row], path: Path) -> None:

@@ -41,6 +41,8 @@ Positive = Annotated[float, Check(lambda v: 0 < v < math.inf, "a finite number a
 NonNegative = Annotated[float, Check(lambda v: 0 <= v < math.inf, "a finite number of at least 0")]
 Fraction = Annotated[float, Check(lambda v: 0 <= v <= 1, "a number between 0 and 1")]
 
+Damping = Annotated[float, Check(lambda v: 0 <= v < 1, "a number from 0 up to but not 1")]
+
 
 def configurable(part: T | None = None, *, supplied: Sequence[str] = ()) -> T:
     """Register a class or function with gin under its own name and check the settings it is built with.

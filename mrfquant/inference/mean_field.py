@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
 
 from torch import Tensor
 
@@ -13,9 +12,7 @@ from mrfquant.inference.projected import ProjectedInference
 from mrfquant.labelling import Block, Labelling
 from mrfquant.projections import Softmax
 from mrfquant.schedules import Schedule
-from mrfquant.settings import Check, configurable
-
-Damping = Annotated[float, Check(lambda v: 0 <= v < 1, "a number from 0 up to but not 1")]
+from mrfquant.settings import Damping, configurable
 
 
 @configurable(supplied=["labelling", "optimizer"])

@@ -125,7 +125,7 @@ class JunctionTree(_Exact):
     ) -> None:
         super().__init__(graph, seed, start)
         self._cards = graph.cardinalities.tolist()
-        tree, self.width = min_fill(_neighbours(graph), [math.log2(c) for c in self._cards], width_limit)
+        tree, self.width = min_fill(graph.neighbours(), [math.log2(c) for c in self._cards], width_limit)
         if self.width > width_limit:
             raise TooWide(
                 f"the junction tree needs a table of 2^{self.width:.1f} entries or more, the limit is "
@@ -256,16 +256,6 @@ class JunctionTree(_Exact):
             else:
                 self._constant += table.item()
         return cliques
-
-
-def _neighbours(graph: FactorGraph) -> dict[int, set[int]]:
-    """The variables that share a factor with each variable; one label is no variable."""
-    found: dict[int, set[int]] = {v: set() for v, c in enumerate(graph.cardinalities.tolist()) if c > 1}
-    for group in graph.couplings:
-        for scope in group.scopes.tolist():
-            for a, b in itertools.permutations([v for v in scope if v in found], 2):
-                found[a].add(b)
-    return found
 
 
 def _contradiction() -> Contradiction:

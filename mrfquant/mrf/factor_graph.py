@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -150,6 +151,15 @@ class FactorGraph:
         for group in self.groups:
             for f, scope in enumerate(group.scopes.tolist()):
                 yield scope, group.tables[..., f]
+
+    def neighbours(self) -> dict[int, set[int]]:
+        """The variables that share a factor with each variable; one label is no variable."""
+        found: dict[int, set[int]] = {v: set() for v, c in enumerate(self.cardinalities.tolist()) if c > 1}
+        for group in self.couplings:
+            for scope in group.scopes.tolist():
+                for a, b in permutations([v for v in scope if v in found], 2):
+                    found[a].add(b)
+        return found
 
     def index(self, variables: Tensor) -> Tensor:
         """The places (c, F) of variables (F,) of the same cardinality c in a flat vector."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import permutations
 
 from torch import Tensor
 
@@ -41,7 +40,7 @@ class LocalSearch(Solver):
         self.size, self.width_limit, self.patience = size, width_limit, patience
         self._soft = graph.floored()
         self._random = random.Random(seed)
-        self._neighbours = _neighbours(graph)
+        self._neighbours = {v: sorted(near) for v, near in graph.neighbours().items()}
         if start is None:
             propagation = BeliefPropagation(graph, seed, mode="max", damping=0.5, noise=0.1)
             self._labels = propagation.run(warm_up, trace=False).labels
@@ -52,7 +51,7 @@ class LocalSearch(Solver):
 
     def step(self) -> float:
         before = self._energy
-        left = set(range(len(self.graph)))
+        left = set(self._neighbours)
         while left:
             block = self._grow(self._random.choice(sorted(left)))
             left -= set(self._improve(block))
@@ -97,13 +96,3 @@ class LocalSearch(Solver):
         if energy <= self._energy:  # rounding could make it worse
             self._labels, self._energy = labels, energy
         return block
-
-
-def _neighbours(graph: FactorGraph) -> list[list[int]]:
-    """The variables that share a factor with each variable."""
-    found: list[set[int]] = [set() for _ in range(len(graph))]
-    for group in graph.couplings:
-        for scope in group.scopes.tolist():
-            for a, b in permutations(scope, 2):
-                found[a].add(b)
-    return [sorted(f) for f in found]

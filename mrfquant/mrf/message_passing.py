@@ -21,13 +21,12 @@ from torch import Tensor
 
 from mrfquant.mrf.factor_graph import FactorGraph, Group
 from mrfquant.mrf.solver import Solver
-from mrfquant.settings import Check, Count, NonNegative, configurable
+from mrfquant.settings import Check, Count, Damping, NonNegative, configurable
 
 # A message is 0 at its largest and never below this: what is forbidden stays at probability 0 (exp underflows), and no
 # difference of two infinities arises. So log-potentials that differ by more count as forbidden, too.
 FLOOR = {torch.float64: -1e4, torch.float32: -1e3}
 
-Damping = Annotated[float, Check(lambda v: 0 <= v < 1, "a number from 0 up to but not 1")]
 Share = Annotated[float, Check(lambda v: 0 < v <= 1, "a number above 0 and up to 1")]
 
 

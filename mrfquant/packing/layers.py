@@ -18,7 +18,7 @@ from mrfquant.packing import kernel
 from mrfquant.packing.parameter import PackedParameter
 
 Pair = int | tuple[int, int]
-TILE_BYTES, SMALLEST_TILE = 2**20, 2**16
+TILE_BYTES, SMALLEST_TILE = 2**20, 2**14
 FEW = 4  # vectors for each label in a byte: up to so many, the product with bytes beats unpacking
 EVEN = 8  # rows; a convolution is fastest on multiples
 
@@ -191,7 +191,7 @@ def pack_layers(model: nn.Module, packed: Mapping[str, PackedParameter]) -> nn.M
 
     Names are those of `model.named_parameters()`; other parameters stay as they are. Tiles are chosen so that the
     packed layers and the largest tile take at most 1/16 of the float layers' memory, and a tile at most 1/32, but for
-    networks so small that it does not matter: a tile may always take 64 KB. Labels of more than about 1.75 bits take
+    networks so small that it does not matter: a tile may always take 16 KB. Labels of more than about 1.75 bits take
     more than 1/16 alone; then a tile takes 1/32.
     """
     weights = {id(p): packed[name] for name, p in model.named_parameters() if name in packed}
