@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gin
-from gin import config_parser
+from gin.config_parser import BindingStatement, ConfigParser, ImportStatement, IncludeStatement, ParserDelegate
 
 from mrfquant.errors import BadInput
 from mrfquant.plugins import import_installed_plugins, import_plugin
@@ -62,7 +62,7 @@ class Config:
             if "\n" in binding or "=" not in binding:
                 raise BadInput(f"--set {binding!r} is not a binding: write it as --set 'Name.parameter = value'")
             _parse(lambda binding=binding: gin.parse_config([binding]), f"--set {binding!r}")
-            for s in config_parser.ConfigParser(binding, _Names()):
+            for s in ConfigParser(binding, _Names()):
                 self._places[_binding(s.scope, s.selector, s.arg_name)] = f"--set {binding!r}"
         _parse(gin.finalize, f"config {_short(self.file)}")
 
@@ -81,8 +81,8 @@ class Config:
             yield
         except BadInput as error:
             sentence = str(error).split("\n  In call to configurable")[0]  # gin's addition
-            about = error.binding or ""
-            places = [p for name, p in self._places.items() if about in (name, name.rpartition(".")[0])]
+            about = error.binding  # 'Name.parameter', or 'Name' for all of its settings
+            places = [p for name, p in self._places.items() if about and about in (name, name.rpartition(".")[0])]
             raise BadInput(f"{sentence} (bound at {', '.join(places)})" if places else sentence) from None
 
     def refuse_unused(self) -> None:
@@ -101,21 +101,19 @@ class Config:
     def _survey(self, file: Path) -> None:
         """Note where everything is bound and import the modules asked for, in the order that gin will read."""
         with open(file) as text:
-            for statement in config_parser.ConfigParser(text, _Names()):
+            for statement in ConfigParser(text, _Names()):
                 place = f"{_short(file)}:{statement.location.line_num}"
-                if isinstance(statement, config_parser.IncludeStatement):
+                if isinstance(statement, IncludeStatement):
                     files = [Path(prefix) / statement.filename for prefix in gin.config._LOCATION_PREFIXES]
                     for found in [f for f in files if f.exists()][:1]:  # gin tells if there is none
                         self._survey(found)
-                elif isinstance(statement, config_parser.BindingStatement):
+                elif isinstance(statement, BindingStatement):
                     self._places[_binding(statement.scope, statement.selector, statement.arg_name)] = place
-                elif isinstance(statement, config_parser.ImportStatement) and not statement.module.startswith(
-                    "__gin__"
-                ):
+                elif isinstance(statement, ImportStatement) and not statement.module.startswith("__gin__"):
                     import_plugin(statement.module, place)
 
 
-class _Names(config_parser.ParserDelegate):
+class _Names(ParserDelegate):
     """Reads references as text, whether or not there is anything of that name."""
 
     def configurable_reference(self, name: str, evaluate: bool) -> str:

@@ -168,10 +168,8 @@ def go_on(say: Any, trainer: Any, folder: Any) -> None:
             trainer.load_state_dict(state)
         except (BadInput, RuntimeError, ValueError, LookupError, TypeError) as error:  # torch's own where shapes differ
             reason = str(error).split("\n")[0].rstrip(": ")
-            sentence = (
-                f"{folder.path} cannot be resumed, its checkpoint is of another config.gin than is there: {reason}"
-            )
-            raise BadInput(sentence) from None
+            told = f"{folder.path} cannot be resumed, its checkpoint is of another config.gin than is there"
+            raise BadInput(f"{told}: {reason}") from None
         say(f"going on from iteration {trainer.iteration:,}")
 
 

@@ -68,6 +68,16 @@ def test_a_mistake_inside_an_include_names_the_included_file(write):
     assert "base.gin:1" in refused(write("include 'base.gin'\nStepDecay.scale = 0.5"))
 
 
+def test_a_mistake_that_is_about_no_setting_has_no_place(write):
+    def fail():
+        StepDecay()
+        raise BadInput("something else is wrong")
+
+    assert (
+        refused(write("include 'base.gin'\nspeed = 1\nStepDecay.scale = %speed"), use=fail) == "something else is wrong"
+    )
+
+
 def test_an_undefined_macro_is_told(write):
     assert "%speed is used and nowhere defined" in refused(write("StepDecay.scale = %speed"))
 
