@@ -6,19 +6,11 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from mrfquant.command_line import aligned, guarded
+from mrfquant.command_line import Parser, aligned, guarded
 from mrfquant.errors import BadInput
 from mrfquant.files import write_json
-
-EPILOG = """examples:
-  python -m mrfquant.bench steps
-  python -m mrfquant.bench memory --json memory.json
-  python -m mrfquant.bench mrf --peers
-
-A noisy machine slows both sides of a ratio alike; the spread over the rounds says how much to trust it."""
 
 TITLES = {
     "steps": "PMF with d levels against float, steps",
@@ -28,24 +20,29 @@ TITLES = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(
-        prog="python -m mrfquant.bench",
-        description="Time PMF's training step against plain PyTorch's, and solvers on fields against peers.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        "bench",
+        """Time PMF's training step against plain PyTorch's, and solvers on fields against peers. A noisy machine slows
+        both sides of a ratio alike; the spread over the rounds says how much to trust it.""",
+        ["steps", "memory --json memory.json", "mrf --peers"],
     )
     p.add_argument(
         "what",
         choices=["steps", "memory", "mrf", "packed"],
         help="time per training step, bytes kept between steps, solvers on explicit fields, packed evaluation",
     )
-    p.add_argument("--models", default="lenet300,lenet5,resnet18,vgg16", help="comma-separated (default: all four)")
-    p.add_argument("--rounds", type=int, default=7, help="turns that each side takes (default: 7)")
-    p.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
+    p.add_argument(
+        "--models",
+        metavar="NAMES",
+        default="lenet300,lenet5,resnet18,vgg16",
+        help="comma-separated (default: all four)",
+    )
+    p.add_argument("--rounds", metavar="N", type=int, default=7, help="turns that each side takes (default: 7)")
+    p.add_argument("--threads", metavar="N", type=int, default=2, help="CPU threads (default: 2)")
     p.add_argument("--peers", action="store_true", help="compare with other libraries, too (mrf)")
-    p.add_argument("--json", metavar="FILE", type=Path, help="write the figures there, too")
+    p.share("--json")
     return p
 
 

@@ -195,6 +195,11 @@ class Inference(ABC):
     @torch.no_grad()
     def load_solution(self, solution: dict[str, Any]) -> None:
         """Stand where a solver of the same kind on the same labelling stood."""
+        mine, given = ([x.shape for x in (*s["variables"], s["w"], s["free"])] for s in (self.solution(), solution))
+        if mine != given:
+            raise BadInput(
+                "the saved state does not fit: it is of another network, other levels or another kind of solver"
+            )
         self.iteration = solution["iteration"]
         for x, saved in zip(self.variables, solution["variables"], strict=True):
             x.copy_(saved)

@@ -129,7 +129,10 @@ def _sets_by_name(
     """The level set of every labelled parameter, in the order of the parameters."""
     if levels is None:
         if exclude:
-            raise BadInput(f"Labelling.exclude = {list(exclude)} without levels: there is nothing to exclude from")
+            raise BadInput(
+                f"Labelling.exclude = {list(exclude)} without levels: there is nothing to exclude from",
+                "Labelling.exclude",
+            )
         return {}
     patterns = dict(levels) if isinstance(levels, Mapping) else {"*": levels}
     first = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in names}
@@ -138,7 +141,8 @@ def _sets_by_name(
     if idle:
         raise BadInput(
             f"the pattern {idle[0]!r} of the labelling decides about no parameter (the first that fits counts); "
-            f"there are {', '.join(names)}"
+            f"there are {', '.join(names)}",
+            "Labelling.levels" if idle[0] in patterns else "Labelling.exclude",
         )
     out = {name for found in excluded.values() for name in found}
     return {
