@@ -54,6 +54,10 @@ class ProjectedInference(Inference):
         return g if block.is_pair else g.sub_(g.mean(0))
 
     def project(self, block: Block, x: Tensor) -> None:
+        if self.auxiliary and not block.is_pair:
+            self.projection.weights(x, block.q, self.beta, self._planes[block.start], block.w)
+            block.apply_scale()
+            return
         u = self._project(block, x)
         if not self.auxiliary:
             x.copy_(self._in_aux_form(block, u))

@@ -69,6 +69,10 @@ class Block:
             self.w.copy_(u)  # does nothing when u is w itself
         else:
             torch.add(self.levels.middle, u, alpha=self.levels.half_gap, out=self.w)
+        self.apply_scale()
+
+    def apply_scale(self) -> None:
+        """Multiply the weights, written as if every scale were 1, by their scales."""
         if self.scale is not None:
             self.w.mul_(self.scale)
 
@@ -85,8 +89,7 @@ class Block:
     def write_labels(self, labels: Tensor) -> None:
         """Set each weight to exactly its level (times its scale)."""
         torch.index_select(self.q, 0, labels.int(), out=self.w)
-        if self.scale is not None:
-            self.w.mul_(self.scale)
+        self.apply_scale()
 
     def likeliest(self, u: Tensor) -> Tensor:
         """The label of each variable with the largest u or ũ, the first of equals: int32 (m,)."""
