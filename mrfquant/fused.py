@@ -1,6 +1,6 @@
-"""Softmax and its products on the CPU, each in one pass over memory.
+"""Softmax, sparsemax and their products on the CPU, each in one pass over memory.
 
-torch runs a chain of operations one by one, each over all variables. `mrfquant.softmax_kernels` does the whole chain
+torch runs a chain of operations one by one, each over all variables. `mrfquant.projection_kernels` does the whole chain
 for a few variables at a time, compiled by numba. `usable` says for which tensors; for others, and without numba (pip
 install numba), the projections call torch, with the same results to rounding. Names and shapes are theirs.
 """
@@ -49,13 +49,23 @@ def pair_vjp(t: Tensor, delta: Tensor, factor: float, a: float) -> None:
     _run("tanh_product", t, delta, factor, factor * a)
 
 
+def sparsemax(aux: Tensor, beta: float, out: Tensor) -> None:
+    """u into `out` (d, m), which may be ũ itself."""
+    _run("sparsemax", aux, beta, out)
+
+
+def sparsemax_vjp(u: Tensor, g: Tensor, beta: float) -> None:
+    """The product with g (d, m), into g."""
+    _run("sparsemax_product", u, g, beta)
+
+
 @functools.cache
 def _kernels() -> ModuleType | None:
     try:
-        from mrfquant import softmax_kernels
+        from mrfquant import projection_kernels
     except ImportError:
         return None
-    return softmax_kernels
+    return projection_kernels
 
 
 def _run(name: str, first: Tensor, *others: Tensor | float) -> None:

@@ -140,6 +140,10 @@ class Sparsemax(Projection):
     """The Euclidean projection of beta ũ onto the simplex (Martins and Astudillo, 2016)."""
 
     def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+        out = torch.empty_like(aux) if out is None else out
+        if fused.usable(aux, out):
+            fused.sparsemax(aux, beta, out)
+            return out
         z = torch.sub(aux, aux.amax(0), out=out).mul_(beta)
         # The threshold is the largest of (sum of the k largest - 1) / k over k: the right k attains it, the others
         # stay below, since dropping the negative terms of a sum of z - threshold can only make it larger.
@@ -154,6 +158,9 @@ class Sparsemax(Projection):
         return torch.mul(aux, 2 * beta, out=out).clamp_(-1, 1)
 
     def planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
+        if fused.usable(u, g):
+            fused.sparsemax_vjp(u, g, beta)
+            return g
         support = u > 0
         g = g.masked_fill_(~support, 0)
         mean = g.sum(0) / support.sum(0)

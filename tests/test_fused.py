@@ -9,7 +9,7 @@ import torch
 from mrfquant import fused
 from mrfquant.inference import ProximalMeanField
 from mrfquant.labelling import Labelling
-from mrfquant.projections import Softmax
+from mrfquant.projections import Softmax, Sparsemax
 from mrfquant.schedules import Geometric
 
 M = 2**14 + 77  # not a whole number of tiles
@@ -71,6 +71,22 @@ def test_products_of_pairs(jacobian):
     truth = Softmax(jacobian).pair_vjp(t.double(), delta.double(), beta, None)
     assert fused.usable(t, delta)
     assert torch.allclose(Softmax(jacobian).pair_vjp(t, delta, beta, None).double(), truth, atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("d", [2, 3, 4, 16])
+def test_sparsemax(d, beta):
+    aux, g = normal(d, M), normal(d, M, seed=1)
+    aux[:, :9] = aux[:, :9].round()  # equal values
+    truth = Sparsemax().planes(aux.double(), beta)
+    assert fused.usable(aux, g)
+    u = Sparsemax().planes(aux, beta)
+    # The rounding of a float32 difference is multiplied by beta.
+    assert torch.allclose(u.double(), truth, atol=1e-6 * max(1, beta / 100), rtol=0)
+    product = Sparsemax().planes_vjp(u.double(), g.double(), beta, None)
+    assert torch.allclose(Sparsemax().planes_vjp(u, g, beta, None).double(), product, atol=1e-6 * max(1, beta))
+    assert torch.equal(Sparsemax().planes(aux, beta, out=aux), u)
 
 
 def test_large_values_and_what_is_no_number_pass_as_in_torch():

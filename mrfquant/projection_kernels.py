@@ -1,4 +1,4 @@
-"""Softmax's chains of operations as loops that do a few variables at a time, for `mrfquant.fused`; needs numba."""
+"""The projections' chains of operations as loops over a few variables at a time, for `mrfquant.fused`; needs numba."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TILE = 1024  # variables that are done at once: their planes stay in the nearest
 OPTIONS = {"error_model": "numpy", "fastmath": {"contract"}}
 
 f32, i32 = np.float32, np.int32
-ONE, LOWEST, BIAS, MANTISSA = f32(1), f32(-127), i32(127), i32(23)
+ZERO, ONE, LOWEST, BIAS, MANTISSA = f32(0), f32(1), f32(-127), i32(127), i32(23)
 ROUNDING = f32(1.5 * 2**23)  # a float that is added to it has its integer part in the lowest bits of the sum
 C1, C2, C3, C4, C5, C6 = (f32(math.log(2) ** n / math.factorial(n)) for n in range(1, 7))
 
@@ -29,6 +29,19 @@ def power_of_two(x):
 
 
 @jit(**OPTIONS)
+def largest(x, top, other):
+    """The maximum over the planes of x (d, n) in the first of the two places returned."""
+    n = x.shape[1]
+    top[:n] = x[0]
+    for k in range(1, len(x)):
+        plane = x[k]
+        for j in range(n):  # into another place: in its own it would be a store under a condition, which is slow
+            other[j] = plane[j] if plane[j] > top[j] else top[j]
+        top, other = other, top
+    return top, other
+
+
+@jit(**OPTIONS)
 def softmax(aux, scale, q, out, w, start, stop):
     """Columns `start` to `stop` of u = 2^(scale (ũ - max ũ)), normalised, and w = q u."""
     d = len(aux)
@@ -36,12 +49,7 @@ def softmax(aux, scale, q, out, w, start, stop):
     for first in range(start, stop, TILE):
         last = min(first + TILE, stop)
         n, weights = last - first, w[first:last]
-        top[:n] = aux[0, first:last]
-        for k in range(1, d):
-            x = aux[k, first:last]
-            for j in range(n):  # into another place: in its own it would be a store under a condition, which is slow
-                total[j] = x[j] if x[j] > top[j] else top[j]
-            top, total = total, top
+        top, total = largest(aux[:, first:last], top, total)
         total[:] = 0
         for k in range(d):
             x, y = aux[k, first:last], out[k, first:last]
@@ -99,3 +107,59 @@ def exact_product(u, q, w, g, beta, start, stop):
             y, level = u[k, first:last], q[k, 0]
             for j in range(last - first):
                 y[j] *= (level - w_tile[j]) * (g_tile[j] * beta)
+
+
+@jit(**OPTIONS)
+def sparsemax(aux, beta, out, start, stop):
+    """Columns `start` to `stop` of u = max(z - threshold, 0), z = beta (ũ - max ũ); see `Sparsemax.planes`."""
+    d = len(aux)
+    z = np.empty((d, TILE), f32)
+    threshold, other, total, count = np.empty(TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32)
+    for first in range(start, stop, TILE):
+        last = min(first + TILE, stop)
+        n = last - first
+        threshold, other = largest(aux[:, first:last], threshold, other)
+        for k in range(d):
+            x, y = aux[k, first:last], z[k]
+            for j in range(n):
+                y[j] = (x[j] - threshold[j]) * beta
+        threshold[:] = -np.inf
+        for i in range(d):  # the largest of (sum of those that are at least z_i - 1) / their number: d² operations
+            low = z[i]
+            total[:] = 0
+            count[:] = 0
+            for k in range(d):
+                y = z[k]
+                for j in range(n):
+                    total[j] += y[j] if y[j] >= low[j] else ZERO
+                    count[j] += ONE if y[j] >= low[j] else ZERO
+            for j in range(n):
+                total[j] = (total[j] - ONE) / count[j]
+                other[j] = total[j] if total[j] > threshold[j] else threshold[j]
+            threshold, other = other, threshold
+        for k in range(d):
+            x, y = z[k], out[k, first:last]
+            for j in range(n):
+                share = x[j] - threshold[j]
+                y[j] = ZERO if share < 0 else share
+
+
+@jit(**OPTIONS)
+def sparsemax_product(u, g, beta, start, stop):
+    """beta (g - mean of g where u > 0) where u > 0, 0 elsewhere, into g."""
+    total, count = np.empty(TILE, f32), np.empty(TILE, f32)
+    for first in range(start, stop, TILE):
+        last = min(first + TILE, stop)
+        total[:] = 0
+        count[:] = 0
+        for k in range(len(u)):
+            x, y = u[k, first:last], g[k, first:last]
+            for j in range(last - first):
+                total[j] += y[j] if x[j] > 0 else ZERO
+                count[j] += ONE if x[j] > 0 else ZERO
+        for j in range(last - first):
+            total[j] /= count[j]
+        for k in range(len(u)):
+            x, y = u[k, first:last], g[k, first:last]
+            for j in range(last - first):
+                y[j] = (y[j] - total[j]) * beta if x[j] > 0 else ZERO
