@@ -38,9 +38,9 @@ def in_turns(sides: dict[str, Callable[[], Any]], options: Options) -> dict[str,
     Turns are short, so that neighbours in time meet the same machine, and many, so that quartiles mean something.
     """
     calls = {}
-    for name, side in sides.items():  # the first call may compile something, the second is what a call takes
-        side()
-        calls[name] = math.ceil(options.TURN / max(_seconds(side, 1), 1e-9))
+    for name, side in sides.items():  # the first call may compile something: if it is short, look again
+        first = _seconds(side, 1)
+        calls[name] = math.ceil(options.TURN / max(first if first > 1 else _seconds(side, 1), 1e-9))
     times: dict[str, list[float]] = {name: [] for name in sides}
     start = time.perf_counter()
     for turn in range(options.MOST):

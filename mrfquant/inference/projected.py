@@ -71,8 +71,11 @@ class ProjectedInference(Inference):
 
     def restore(self, block: Block, x: Tensor) -> None:
         if not block.is_pair:
-            u = x if not self.auxiliary else self.projection.planes(x, self.beta)
-            self._planes[block.start].copy_(u)
+            if self.auxiliary:  # by the operations of `project`, so that it is the same u to the bit
+                w = torch.empty_like(block.w)
+                self.projection.weights(x, block.q, self.beta, self._planes[block.start], w)
+            else:
+                self._planes[block.start].copy_(x)
 
     def marginals(self, block: Block, x: Tensor) -> Tensor:
         return block.pair_of_weights() if block.is_pair else self._planes[block.start]

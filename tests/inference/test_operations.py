@@ -109,8 +109,7 @@ def test_the_loop_adds_nothing_that_grows_or_waits(solver, levels, calls, words)
         assert whole.syncs == 0
         return whole.calls - bare.calls
 
-    assert around(12) == around(2)
-    assert around(2).total() <= 2  # the temperature that divides the logits, and its gradient
+    assert around(12) == around(2) == {}
 
 
 # --- the guard can fail
