@@ -56,6 +56,10 @@ class ProjectedInference(Inference):
         return g if block.is_pair else g.sub_(g.mean(0))
 
     def project(self, block: Block, x: Tensor) -> None:
+        if self.auxiliary and not block.is_pair:
+            self.projection_of(block).weights(x, block.q, self.beta, self._planes[block.start], block.w)
+            block.apply_scale()
+            return
         u = self._project(block, x)
         if not self.auxiliary:
             x.copy_(self._in_aux_form(block, u))
@@ -69,8 +73,11 @@ class ProjectedInference(Inference):
 
     def restore(self, block: Block, x: Tensor) -> None:
         if not block.is_pair:
-            u = x if not self.auxiliary else self.projection_of(block).planes(x, self.beta)
-            self._planes[block.start].copy_(u)
+            if self.auxiliary:  # by the operations of `project`, so that it is the same u to the bit
+                w = torch.empty_like(block.w)
+                self.projection_of(block).weights(x, block.q, self.beta, self._planes[block.start], w)
+            else:
+                self._planes[block.start].copy_(x)
 
     def marginals(self, block: Block, x: Tensor) -> Tensor:
         return block.pair_of_weights() if block.is_pair else self._planes[block.start]
