@@ -4,10 +4,11 @@ import inspect
 
 import pytest
 import torch
+from torch import nn
 
 import mrfquant.energies
 import mrfquant.inference
-from mrfquant.energies import Energy, FirstOrderTaylor
+from mrfquant.energies import Energy, FirstOrderTaylor, PairwiseEnergy
 from mrfquant.energies.factor_graph import FactorGraphEnergy
 from mrfquant.errors import BadInput
 from mrfquant.inference import (
@@ -21,6 +22,7 @@ from mrfquant.inference import (
     Reference,
     SparsemaxPGD,
 )
+from mrfquant.labelling import Labelling
 from mrfquant.mrf import FactorGraph
 from mrfquant.schedules import Geometric, GeometricTo
 from mrfquant.testing import EnergyContract, InferenceContract
@@ -90,6 +92,24 @@ class TestFirstOrderTaylor(EnergyContract):
     part = FirstOrderTaylor
 
 
+class TestPairwiseEnergy(EnergyContract):
+    part = PairwiseEnergy
+    settings = {"samples": None}
+
+    def problem(self, levels):
+        """Layers that have a curvature, and their biases."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 4, 2, groups=2), nn.Flatten(), nn.Linear(4, 3)).double()
+        return model, Labelling(model, list(levels))
+
+    def make(self, labelling, **settings):
+        """In the middle of training: it has seen a batch."""
+        energy = super().make(labelling, **settings)
+        energy.attach(labelling)
+        labelling.model(torch.randn(5, 2, 2, 2, dtype=torch.float64))
+        return energy
+
+
 class TestFactorGraphEnergy(EnergyContract):
     part = FactorGraphEnergy
     gin_name = None  # it is built around a graph, by Relaxation
@@ -108,4 +128,5 @@ def test_no_part_is_left_out(base, module):
     contracts = [c for c in globals().values() if inspect.isclass(c) and hasattr(c, "part")]
     parts = {name for name in module.__all__ if issubclass(part := getattr(module, name), base)
              and not inspect.isabstract(part) and part.__init__ is not base.__init__}  # fmt: skip
-    assert parts - {"LatentInference", "ProjectedInference"} <= {c.part.__name__ for c in contracts}
+    # Bases; and Rounded, which keeps the labels it was given.
+    assert parts - {"LatentInference", "ProjectedInference", "Rounded"} <= {c.part.__name__ for c in contracts}
