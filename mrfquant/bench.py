@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import functools
+import importlib
+import itertools
+import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from mrfquant.command_line import Parser, aligned, guarded
 from mrfquant.errors import BadInput
 from mrfquant.files import write_json
 
-TITLES = {
-    "steps": "PMF with d levels against float, steps",
-    "memory": "PMF with d levels against float, memory",
-    "packed": "Evaluation from packed weights, two levels, against float: time and memory of the weights",
-    "mrf": "An iteration on a random graph, and 100 iterations of belief propagation on a grid of 4 labels",
+# Subject -> (what its table shows, the module of mrfquant.benchmarks and the function that measures it)
+SUBJECTS = {
+    "steps": ("Training step of PMF with d levels, against float", "networks", "measure_steps"),
+    "memory": ("Kept from step to step by PMF with d levels, against float", "networks", "measure_memory"),
+    "run": ("Whole run of LeNet-300 against its bare steps", "whole_run", "measure_whole_run"),
+    "startup": ("Until a command answers, against importing torch", "startup", "measure_startup"),
+    "projections": ("Projection and product, others against mrfquant", "projections", "measure_projections"),
+    "loader": ("A batch, others against mrfquant", "loader", "measure_loader"),
+    "mrf": ("Solvers on a random graph and on a grid of 4 labels", "mrf", "measure_fields"),
+    "pack": ("Evaluation from packed weights, two levels, against float", "packed", "measure_packed"),
+    "scaling": ("PMF's update between backward passes, m parameters, d levels", "scaling", "measure_scaling"),
 }
 
 
@@ -24,91 +33,94 @@ def parser() -> Parser:
     """The command's arguments."""
     p = Parser(
         "bench",
-        """Time PMF's training step against plain PyTorch's, and solvers on fields against peers. A noisy machine slows
-        both sides of a ratio alike; the spread over the rounds says how much to trust it.""",
-        ["steps", "memory --json memory.json", "mrf --peers"],
+        """Time PMF's training step against plain PyTorch's, and the parts of mrfquant against peers. A noisy machine
+        slows both sides of a ratio alike; the quartiles over the rounds say how much to trust it. Other libraries are
+        left out where they are not installed, and named with what to install.""",
+        ["", "steps --models lenet300,lenet5 --peers", "scaling --json scaling.json --png scaling.png"],
     )
-    p.add_argument(
-        "what",
-        choices=["steps", "memory", "mrf", "packed"],
-        help="time per training step, bytes kept between steps, solvers on explicit fields, packed evaluation",
-    )
+    p.add_argument("what", nargs="?", choices=SUBJECTS, help="one subject (default: all of them, in about 8 minutes)")
     p.add_argument(
         "--models",
         metavar="NAMES",
         default="lenet300,lenet5,resnet18,vgg16",
         help="comma-separated (default: all four)",
     )
-    p.add_argument("--rounds", metavar="N", type=int, default=7, help="turns that each side takes (default: 7)")
+    p.add_argument(
+        "--seconds", metavar="S", type=float, default=6.0, help="for each comparison, or 3 rounds of it (default: 6)"
+    )
     p.add_argument("--threads", metavar="N", type=int, default=2, help="CPU threads (default: 2)")
-    p.add_argument("--peers", action="store_true", help="compare with other libraries, too (mrf)")
+    p.add_argument("--peers", action="store_true", help="compare with other libraries, too: torchao, entmax, PGMax")
     p.share("--json")
+    p.share("--png", help="draw them there, too")
     return p
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """The figures as aligned text, a network a line."""
-    heads = list(next(iter(found.values())))
-    rows = [["", *heads]]
-    for name, figures in found.items():
-        cells = [f"{figures[heads[0]]:.2f}"]
-        for side in heads[1:]:
-            spread = f" ({figures[side]['low']:.3f} .. {figures[side]['high']:.3f})" if "low" in figures[side] else ""
-            cells.append(f"{figures[side]['ratio']:.3f}x{spread}")
-        rows.append([name, *cells])
-    return aligned(rows)
+    """The figures as aligned text, a row a line; rows with other columns than the one above start a new table."""
+    tables = []
+    for heads, rows in itertools.groupby(found.items(), key=lambda item: list(item[1])):
+        lines = [["", *heads], *([name, *map(cell, figures.values())] for name, figures in rows)]
+        tables.append(aligned(lines))
+    return "\n\n".join(tables)
 
 
-def networks(arguments: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
-    """What to measure about each network."""
-    from mrfquant.benchmarks.networks import measure_memory, measure_steps
-    from mrfquant.benchmarks.networks import networks as known
-
-    names = arguments.models.split(",")
-    for name in names:
-        if name not in known():
-            raise BadInput(f"there is no model {name!r} to time: choose among {', '.join(known())}")
-    measure = {"steps": measure_steps, "memory": measure_memory}[arguments.what]
-    return {name: functools.partial(measure, name, arguments.rounds) for name in names}
+def cell(figure: float | dict[str, float]) -> str:
+    """A number, or a ratio with its quartiles."""
+    if not isinstance(figure, dict):
+        return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
+    spread = f" ({figure['low']:.3g} .. {figure['high']:.3g})" if "low" in figure else ""
+    return f"{figure['ratio']:.3g}x{spread}"
 
 
-def fields(arguments: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
-    """What to measure on explicit fields."""
-    from mrfquant.benchmarks.mrf import measure_belief_propagation, measure_mean_field
-
-    return {
-        "a million edges": functools.partial(measure_mean_field, arguments.rounds),
-        "100 x 100 grid": functools.partial(measure_belief_propagation, arguments.rounds, arguments.peers),
-    }
+def measured(subject: str, options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a subject, each as soon as it is known."""
+    _, module, function = SUBJECTS[subject]
+    return getattr(importlib.import_module(f"mrfquant.benchmarks.{module}"), function)(options)
 
 
-def packed(arguments: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
-    """What to measure about packed layers; gives several rows at once."""
-    from mrfquant.benchmarks.packed import measure_packed
-
-    return {"packed layers": functools.partial(measure_packed, arguments.rounds)}
+def processor() -> str:
+    """The name of the CPU, as far as it is known."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print a table."""
-    for flag in ("rounds", "threads"):
-        if getattr(arguments, flag) < 1:
-            raise BadInput(f"--{flag} {getattr(arguments, flag)}, expected at least 1")
+    """Measure and print tables."""
+    for flag, least in (("seconds", 0), ("threads", 1)):
+        if not getattr(arguments, flag) >= least:
+            raise BadInput(f"--{flag} {getattr(arguments, flag)}, expected at least {least}")
     import torch
 
+    from mrfquant.benchmarks.networks import NETWORKS
+    from mrfquant.benchmarks.timing import Options
+
+    options = Options(arguments.seconds, tuple(arguments.models.split(",")), arguments.peers)
+    for name in options.models:
+        if name not in NETWORKS:
+            raise BadInput(f"there is no model {name!r} to time: choose among {', '.join(NETWORKS)}")
     torch.set_num_threads(arguments.threads)
-    measurements = {"mrf": fields, "packed": packed}.get(arguments.what, networks)(arguments)
-    found: dict[str, Any] = {}
-    for name, measure in measurements.items():
-        print(f"measuring {name} ...", file=sys.stderr, flush=True)
-        found |= measure() if arguments.what == "packed" else {name: measure()}
-    print(f"{TITLES[arguments.what]}; {arguments.threads} threads, torch {torch.__version__}")
-    if arguments.what == "mrf":
-        print("\n\n".join(table({name: figures}) for name, figures in found.items()))
-    else:
-        print(table(found))
+    kind = {"cpu": processor(), "threads": arguments.threads, "python": platform.python_version()}
+    kind |= {"torch": torch.__version__}
+    print(f"{kind['cpu']}, {kind['threads']} threads, torch {kind['torch']}; median (quartiles) of the rounds")
+    found: dict[str, dict[str, Any]] = {}
+    for subject in [arguments.what] if arguments.what else SUBJECTS:
+        rows = found[subject] = {}
+        print(f"\n{SUBJECTS[subject][0]}", flush=True)
+        print(f"measuring {subject} ...", end="", file=sys.stderr, flush=True)
+        for name, figures in measured(subject, options):
+            rows[name] = figures
+            print(f" {name};", end="", file=sys.stderr, flush=True)
+        print(file=sys.stderr, flush=True)
+        print(table(rows), flush=True)
     if arguments.json:
-        write_json(arguments.json, {"torch": torch.__version__, "threads": arguments.threads, **found})
+        write_json(arguments.json, {**kind, "found": found})
+    if arguments.png:
+        from mrfquant.benchmarks.picture import write_picture
+
+        write_picture(arguments.png, {SUBJECTS[subject][0]: rows for subject, rows in found.items()})
     return 0
 
 

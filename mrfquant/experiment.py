@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import mrfquant.models  # registers the networks with gin
-import mrfquant.optimizers  # noqa: F401 - registers torch's optimizers with gin
+import mrfquant.optimizers  # registers torch's optimizers with gin
+import mrfquant.rounding  # noqa: F401 - registers the settings of rounded runs with gin
 from mrfquant.data import Dataset, stand_in
 from mrfquant.data.stand_in import INFOS
 from mrfquant.distributed import Team, synchronise_batch_norm

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import functools
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from mrfquant.benchmarks.timing import in_turns, ratio
-from mrfquant.errors import BadInput
+from mrfquant.benchmarks.timing import Options, Row, in_turns, peer, ratios
 from mrfquant.inference import MeanField
 from mrfquant.mrf import BeliefPropagation, FactorGraph, Relaxation, SequentialMeanField
 
-NEEDED = "--peers needs PGMax and pyGMs: pip install pgmax 'jax==0.4.30' 'jaxlib==0.4.30' pyGMs"
 VARIABLES, EDGES = 250_000, 1_000_000  # of the random graph
 SIDE, LABELS, ITERATIONS = 100, 4, 100  # of the grid
 
 
+def measure_fields(options: Options) -> Iterator[tuple[str, Row]]:
+    """Both of the measurements below."""
+    yield "a million edges", measure_mean_field(options)
+    yield "100 x 100 grid", measure_belief_propagation(options)
+
+
 @torch.no_grad()
-def measure_mean_field(rounds: int) -> dict[str, Any]:
+def measure_mean_field(options: Options) -> Row:
     """An iteration of mean-field on a million edges, against one gather and one index_add over all its messages."""
     random = torch.Generator().manual_seed(0)
     first = torch.randint(VARIABLES, (EDGES,), generator=random)
@@ -43,11 +46,11 @@ def measure_mean_field(rounds: int) -> dict[str, Any]:
         "sequential mean-field": SequentialMeanField(graph).step,
         "belief propagation": BeliefPropagation(graph).step,
     }
-    return _ratios(in_turns(sides, 1, rounds))
+    return ratios(in_turns(sides, options))
 
 
 @torch.no_grad()
-def measure_belief_propagation(rounds: int, peers: bool) -> dict[str, Any]:
+def measure_belief_propagation(options: Options) -> Row:
     """Belief propagation on a grid, 100 parallel iterations, against PGMax's and pyGMs'."""
     random = torch.Generator().manual_seed(0)
     unary = torch.randn(SIDE, SIDE, LABELS, generator=random)
@@ -71,21 +74,21 @@ def measure_belief_propagation(rounds: int, peers: bool) -> dict[str, Any]:
             solver.step()
 
     sides: dict[str, Callable[[], Any]] = {"belief propagation": ours}
-    if peers:
-        sides |= {"PGMax": _pgmax(unary, edges, tables), "pyGMs": _pygms(unary, edges, tables)}
-    times = in_turns(sides, 1, rounds)
-    if peers:
+    if options.peers and peer("pgmax", "pgmax 'jax==0.4.30' 'jaxlib==0.4.30'"):
+        sides["PGMax"] = _pgmax(unary, edges, tables)
+    if options.peers and peer("pygms", "pyGMs"):
+        sides["pyGMs"] = _pygms(unary, edges, tables)
+    times = in_turns(sides, options)
+    if "pyGMs" in times:
         times["pyGMs"] = [ITERATIONS * t for t in times["pyGMs"]]  # it takes seconds for one
-    return _ratios(times)
+    return ratios(times)
 
 
 def _pgmax(unary: Any, edges: Any, tables: Any) -> Callable[[], Any]:
     """The same inference by PGMax, compiled."""
-    try:
-        import jax
-        from pgmax import fgraph, fgroup, infer, vgroup
-    except ImportError:
-        raise BadInput(NEEDED) from None
+    import jax
+    from pgmax import fgraph, fgroup, infer, vgroup
+
     variables = vgroup.NDVarArray(num_states=LABELS, shape=(SIDE, SIDE))
     graph = fgraph.FactorGraph(variable_groups=variables)
     ends = [[variables[divmod(v, SIDE)] for v in edge] for edge in edges.tolist()]
@@ -98,11 +101,9 @@ def _pgmax(unary: Any, edges: Any, tables: Any) -> Callable[[], Any]:
 
 def _pygms(unary: Any, edges: Any, tables: Any) -> Callable[[], Any]:
     """One iteration of the same inference by pyGMs, which has a Python object for each factor and message."""
-    try:
-        import pygms
-        from pygms.messagepass import LBP
-    except ImportError:
-        raise BadInput(NEEDED) from None
+    import pygms
+    from pygms.messagepass import LBP
+
     variables = [pygms.Var(v, LABELS) for v in range(SIDE**2)]
     factors = [
         pygms.Factor([v], table) for v, table in zip(variables, unary.view(-1, LABELS).exp().numpy(), strict=True)
@@ -111,10 +112,3 @@ def _pygms(unary: Any, edges: Any, tables: Any) -> Callable[[], Any]:
         factors.append(pygms.Factor([variables[a], variables[b]], table))
     model = pygms.GraphModel(factors)
     return lambda: LBP(model, maxIter=1)
-
-
-def _ratios(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Milliseconds of the first side, and the others as ratios to it."""
-    reference, *others = times
-    found: dict[str, Any] = {f"{reference}, ms": 1000 * statistics.median(times[reference])}
-    return found | {name: ratio(times[name], times[reference]) for name in others}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import statistics
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
 
-from mrfquant.benchmarks.timing import in_turns, ratio
+from mrfquant.benchmarks.timing import Options, Row, in_turns, ratios
 from mrfquant.models import LeNet5, ResNet
 from mrfquant.packing.layers import PackedLayer, pack_layers
 from mrfquant.packing.parameter import PackedParameter
@@ -20,23 +18,21 @@ LEVELS = (-1.0, 1.0)
 SIZE, BATCH = 4096, 64
 
 
-def measure_packed(rounds: int, width: float = 1.0) -> dict[str, dict[str, Any]]:
+def measure_packed(options: Options, width: float = 1.0) -> Iterator[tuple[str, Row]]:
     """Linear maps and networks, each as in `measure_evaluation`; `width` is ResNet-18's."""
     linear, lenet = functools.partial(nn.Linear, SIZE, SIZE), functools.partial(LeNet5, (1, 28, 28), 10)
     resnet = functools.partial(ResNet, (3, 32, 32), 10, width=width)
-    cases: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-        f"linear {SIZE}, batch 1": (linear, (1, SIZE), 10),
-        f"linear {SIZE}, batch {BATCH}": (linear, (BATCH, SIZE), 1),
-        f"lenet5, batch {BATCH}": (lenet, (BATCH, 1, 28, 28), 5),
-        f"resnet18, batch {BATCH}": (resnet, (BATCH, 3, 32, 32), 1),
+    cases: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+        f"linear {SIZE}, batch 1": (linear, (1, SIZE)),
+        f"linear {SIZE}, batch {BATCH}": (linear, (BATCH, SIZE)),
+        f"lenet5, batch {BATCH}": (lenet, (BATCH, 1, 28, 28)),
+        f"resnet18, batch {BATCH}": (resnet, (BATCH, 3, 32, 32)),
     }
-    return {name: measure_evaluation(*case, rounds) for name, case in cases.items()}
+    return ((name, measure_evaluation(*case, options)) for name, case in cases.items())
 
 
 @torch.no_grad()
-def measure_evaluation(
-    build: Callable[[], nn.Module], shape: tuple[int, ...], steps: int, rounds: int
-) -> dict[str, Any]:
+def measure_evaluation(build: Callable[[], nn.Module], shape: tuple[int, ...], options: Options) -> Row:
     """Milliseconds of a float evaluation with weights on two levels, and packed time and memory as ratios to float."""
     torch.manual_seed(0)
     model, images = build().eval(), torch.randn(shape)
@@ -45,10 +41,9 @@ def measure_evaluation(
         p.copy_(torch.where(p < 0, *LEVELS))
     packed = pack_layers(copy.deepcopy(model), {name: PackedParameter.of(p, LEVELS) for name, p in weights.items()})
     whole = sum(p.nbytes for p in model.parameters())
-    times = in_turns({"float": lambda: model(images), "packed": lambda: packed(images)}, steps, rounds)
+    times = in_turns({"float": lambda: model(images), "packed": lambda: packed(images)}, options)
     return {
-        "float, ms": 1000 * statistics.median(times["float"]),
-        "packed": ratio(times["packed"], times["float"]),
+        **ratios(times),
         "kept": {"ratio": _kept(packed) / whole},
         "kept and unpacked": {"ratio": (_kept(packed) + _largest_tile(packed)) / whole},
     }

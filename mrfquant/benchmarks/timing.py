@@ -2,25 +2,80 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]  # column -> a number, or a ratio with its quartiles
 
 
-def in_turns(sides: dict[str, Callable[[], None]], steps: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds per step of every side in every round; the sides take turns, after a round to warm up."""
+@dataclass(frozen=True)
+class Options:
+    """How long to measure, and what.
+
+    Attributes:
+        seconds: that a comparison may take; a round of it that takes longer is still done three times.
+        models: names of the networks.
+        peers: whether to compare with other libraries, too.
+    """
+
+    seconds: float = 10.0
+    models: tuple[str, ...] = ("lenet300", "lenet5", "resnet18", "vgg16")
+    peers: bool = False
+
+    TURN = 0.02  # seconds that a turn lasts at least
+    LEAST, MOST = 3, 200  # rounds
+
+
+def in_turns(sides: dict[str, Callable[[], Any]], options: Options) -> dict[str, list[float]]:
+    """Seconds per call of every side in every round: the sides take turns, after a round to warm up.
+
+    Turns are short, so that neighbours in time meet the same machine, and many, so that quartiles mean something.
+    """
+    calls = {}
+    for name, side in sides.items():  # the first call may compile something: if it is short, look again
+        first = _seconds(side, 1)
+        calls[name] = math.ceil(options.TURN / max(first if first > 1 else _seconds(side, 1), 1e-9))
     times: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(rounds + 1):
+    start = time.perf_counter()
+    for turn in range(options.MOST):
+        if turn >= options.LEAST and time.perf_counter() - start > options.seconds:
+            break
         for name, side in sides.items():
-            start = time.perf_counter()
-            for _ in range(steps):
-                side()
-            if turn:
-                times[name].append((time.perf_counter() - start) / steps)
+            times[name].append(_seconds(side, calls[name]))
     return times
 
 
+def _seconds(side: Callable[[], Any], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        side()
+    return (time.perf_counter() - start) / calls
+
+
 def ratio(times: list[float], reference: list[float]) -> dict[str, float]:
-    """How many times the reference's seconds: median, lowest and highest of the rounds."""
-    ratios = sorted(t / r for t, r in zip(times, reference, strict=True))
-    return {"ratio": statistics.median(ratios), "low": ratios[0], "high": ratios[-1]}
+    """How many times the reference's seconds: median and quartiles over the rounds."""
+    ratios = [t / r for t, r in zip(times, reference, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return {"ratio": middle, "low": low, "high": high, "rounds": len(ratios)}
+
+
+def ratios(times: dict[str, list[float]]) -> Row:
+    """A row: milliseconds of the first side, and the others as ratios to it."""
+    reference, *others = times
+    found: Row = {f"{reference}, ms": 1000 * statistics.median(times[reference])}
+    return found | {name: ratio(times[name], times[reference]) for name in others}
+
+
+def peer(module: str, install: str) -> Any | None:
+    """The module of another library; where it is not installed, None, and a sentence that says what to do."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        print(f"{module.partition('.')[0]} is not installed, so it is left out: pip install {install}", file=sys.stderr)
+        return None

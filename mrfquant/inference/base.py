@@ -53,6 +53,7 @@ class Inference(ABC):
         if not labelling.blocks and self.needs_levels:
             raise BadInput(f"{type(self).__name__} needs levels to choose from: set Labelling.levels, as in [-1, 1]")
         self.labelling, self.energy = labelling, energy or FirstOrderTaylor()
+        self.energy.attach(labelling)
         self.schedule = beta or Constant(1.0)
         self.iteration = 0
         self.budget: int | None = None
@@ -188,6 +189,7 @@ class Inference(ABC):
             "w": self.labelling.labelled.w,
             "scale": self.labelling.scale,
             "free": self.labelling.free.w,
+            "energy": self.energy.state_dict(),
         }
 
     @torch.no_grad()
@@ -205,6 +207,8 @@ class Inference(ABC):
         self.labelling.free.w.copy_(solution["free"])
         if self.labelling.scale is not None:
             self.labelling.scale.copy_(solution["scale"])  # blocks have views of it
+        if energy := solution.get("energy"):  # not there in older files
+            self.energy.load_state_dict(energy)
         for block, x in self.pairs():
             self.restore(block, x)
 

@@ -39,6 +39,7 @@ class Block:
             raise BadInput(
                 f"the levels {list(self.levels.values)} are not {self.d} different numbers in {self.w.dtype}"
             )
+        self.midpoints = self.q.new_tensor(self.levels.midpoints)
         self.mean_level = sum(self.levels.values) / self.d
         self.centred_q = (self.q - self.mean_level)[:, None]
 
@@ -66,9 +67,14 @@ class Block:
         if not self.is_pair:
             torch.mv(u.t(), self.q, out=self.w)
         elif self.levels.values == (-1.0, 1.0):
-            self.w.copy_(u)  # does nothing when u is w itself
+            if u is not self.w:
+                self.w.copy_(u)
         else:
             torch.add(self.levels.middle, u, alpha=self.levels.half_gap, out=self.w)
+        self.apply_scale()
+
+    def apply_scale(self) -> None:
+        """Multiply the weights, written as if every scale were 1, by their scales."""
         if self.scale is not None:
             self.w.mul_(self.scale)
 
@@ -85,8 +91,7 @@ class Block:
     def write_labels(self, labels: Tensor) -> None:
         """Set each weight to exactly its level (times its scale)."""
         torch.index_select(self.q, 0, labels.int(), out=self.w)
-        if self.scale is not None:
-            self.w.mul_(self.scale)
+        self.apply_scale()
 
     def likeliest(self, u: Tensor) -> Tensor:
         """The label of each variable with the largest u or ũ, the first of equals: int32 (m,)."""
@@ -94,7 +99,7 @@ class Block:
 
     def nearest(self, values: Tensor) -> Tensor:
         """The label whose level is nearest to each value (m,), the lower of equals: int32 (m,)."""
-        return torch.bucketize(values, self.q.new_tensor(self.levels.midpoints), out_int32=True)
+        return torch.bucketize(values, self.midpoints, out_int32=True)
 
     def sample(self, u: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A label for each variable, drawn from its u: int32 (m,)."""
@@ -106,6 +111,15 @@ class Block:
     def probabilities(self, u: Tensor) -> Tensor:
         """u as planes (d, m)."""
         return torch.stack([(1 - u) / 2, (1 + u) / 2]) if self.is_pair else u
+
+    def moments(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of each weight under u, with its scale: (m,) each."""
+        if self.is_pair:
+            mean, variance = self.levels.middle + self.levels.half_gap * u, self.levels.half_gap**2 * (1 - u * u)
+        else:
+            mean = self.q @ u
+            variance = ((self.q[:, None] - mean).square() * u).sum(0)
+        return (mean, variance) if self.scale is None else (mean * self.scale, variance * self.scale.square())
 
     def entropy(self, u: Tensor) -> Tensor:
         """The entropy of each variable in bits: (m,)."""

@@ -36,7 +36,8 @@ class Labelling:
             magnitude of its initial weights over that of the levels, as Binary Weight Networks do.
 
     Attributes:
-        labelled, free: the vectors. blocks: views of `labelled`, one per level set. scale: (m,) or None for 1.
+        model: the network. labelled, free: the vectors. blocks: views of `labelled`, one per level set.
+        scale: (m,) or None for 1.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Labelling:
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trainable:
             raise BadInput("the network has no trainable parameter: there is nothing to label or to train")
+        self.model = model
         sets = _sets_by_name(trainable, levels, exclude)
         ordered = {s: {n: p for n, p in trainable.items() if sets.get(n) == s} for s in dict.fromkeys(sets.values())}
         self.labelled = FlatParameters({n: p for group in ordered.values() for n, p in group.items()})

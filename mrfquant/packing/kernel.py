@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -60,18 +59,14 @@ def byte_values(levels: Tensor) -> Tensor:
 
 def product(x: Tensor, packed: Tensor, levels: Tensor) -> Tensor:
     """x Wᵀ (b, rows) of x (b, columns) and packed rows (words, rows, 8); float32 on the CPU, needs `compiled`."""
+    from mrfquant.jit import in_shares
+
     n, rows = labels_per_byte(len(levels)), packed.shape[1]
     inputs = functional.pad(x.detach(), (0, len(packed) * WORD * n - x.shape[1])).numpy()
     words = packed.numpy().view(np.uint64)[..., 0]
     out = torch.zeros(len(x), rows, dtype=torch.float32, device="cpu")
-    threads = max(1, min(torch.get_num_threads(), rows // SHARE))
-    bounds = [rows * i // threads for i in range(threads + 1)]
     add = functools.partial(compiled(), inputs, words, levels.detach().numpy(), n, out.numpy())
-    if threads == 1:
-        add(0, rows)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(add, bounds[:-1], bounds[1:]))
+    in_shares(add, rows, SHARE)
     return out
 
 
@@ -79,15 +74,10 @@ def product(x: Tensor, packed: Tensor, levels: Tensor) -> Tensor:
 def compiled() -> Callable[..., None] | None:
     """`add_products` by numba, None where it is not installed."""
     try:
-        import numba
+        from mrfquant.jit import jit
     except ImportError:
         return None
-    if sys.byteorder != "little":
-        return None
-    try:
-        return numba.njit(nogil=True, cache=True)(add_products)
-    except RuntimeError:  # there is no folder that it may write to
-        return numba.njit(nogil=True)(add_products)
+    return jit()(add_products) if sys.byteorder == "little" else None
 
 
 def add_products(

@@ -25,12 +25,14 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._named: dict[int, int | None] = {}  # the best that each step of this process names
 
     def save(self, iteration: int, state: State, best: int | None) -> None:
         """Keep `state`, the state before it, and the best each of them names."""
         kept = self._iterations("step")[-1:]
         _write(self._path("step", iteration), {**state, "best_iteration": best})
-        bests = {best, *(_load(self._path("step", i))["best_iteration"] for i in kept if i != iteration)}
+        self._named = {i: self._best_named(i) for i in kept} | {iteration: best}
+        bests = set(self._named.values())
         self._delete_all_but("step", {*kept, iteration})
         self._delete_all_but("best", bests)
 
@@ -59,6 +61,10 @@ class Checkpoints:
     def best(self, iteration: int, map_location: torch.device | str = "cpu") -> State:
         """The best model of the step that names `iteration`."""
         return _load(self._path("best", iteration), map_location)
+
+    def _best_named(self, step: int) -> int | None:
+        """The best that a step names; its file is read only if another process wrote it."""
+        return self._named[step] if step in self._named else _load(self._path("step", step))["best_iteration"]
 
     def _path(self, kind: str, iteration: int) -> Path:
         return self.folder / f"{kind}-{iteration:08d}.pt"

@@ -114,13 +114,15 @@ class Trainer:
         with self.autocast:
             loss = functional.cross_entropy(self._logits(images), labels, label_smoothing=self.label_smoothing)
         loss.backward()
-        self.team.average(self.inference.labelling.gradients())
+        if self.team.world_size > 1:
+            self.team.average(self.inference.labelling.gradients())
         self.inference.step()
         self._losses.append(loss.detach())
         self.iteration += 1
 
     def _logits(self, images: Tensor) -> Tensor:
-        return self.forward(images) / self.temperature
+        logits = self.forward(images)
+        return logits if self.temperature == 1 else logits / self.temperature
 
     def _asked_to_stop(self) -> bool:
         """Processes stop together, so they have to agree, which costs a sync: now and then."""

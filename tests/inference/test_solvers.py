@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mrfquant.energies import FirstOrderTaylor
+from mrfquant.energies import FirstOrderTaylor, PairwiseEnergy
+from mrfquant.entropies import TreeEntropy
 from mrfquant.errors import BadInput
 from mrfquant.inference import (
     BinaryConnect,
@@ -36,6 +37,24 @@ SOLVERS = {
     "mf": functools.partial(MeanField, beta=GeometricTo(start=20.0, end=200.0), damping=0.97),
     "bc": BinaryConnect,
     "pq": functools.partial(ProxQuant, reg_rate=0.05, epoch=5),
+}
+
+
+def with_curvature(solver, tree=False, **settings):
+    """A solver with an energy of its own each time, and the tree entropy if asked for."""
+
+    def build(labelling, optimizer):
+        energy = PairwiseEnergy(interval=3, samples=None)
+        return solver(labelling, optimizer, energy=energy, entropy=TreeEntropy(0.1) if tree else None, **settings)
+
+    return build
+
+
+SOLVERS |= {
+    "pmf_pairwise": with_curvature(ProximalMeanField),
+    "pmf_tree": with_curvature(ProximalMeanField, tree=True),
+    "pmf_tree_no_auxiliary": with_curvature(ProximalMeanField, tree=True, auxiliary=False, beta=GeometricTo(end=100.0)),
+    "mf_tree": with_curvature(MeanField, tree=True, beta=GeometricTo(start=20.0, end=200.0), damping=0.97),
 }
 ADAM = functools.partial(torch.optim.Adam, lr=0.02)
 

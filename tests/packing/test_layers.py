@@ -248,10 +248,11 @@ def test_half_precision_and_state():
 
 def test_benchmark(monkeypatch):
     from mrfquant.benchmarks import packed
+    from mrfquant.benchmarks.timing import Options
 
     monkeypatch.setattr(packed, "SIZE", 256)
     monkeypatch.setattr(packed, "BATCH", 2)
-    found = packed.measure_packed(1, width=0.125)
+    found = dict(packed.measure_packed(Options(seconds=0), width=0.125))
     assert list(found) == ["linear 256, batch 1", "linear 256, batch 2", "lenet5, batch 2", "resnet18, batch 2"]
     for figures in found.values():
         assert figures["packed"]["ratio"] > 0

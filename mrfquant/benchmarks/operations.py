@@ -1,0 +1,61 @@
+"""Counting what a piece of code asks of torch: operator calls, new memory, traffic, and waits for the device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+SYNCS = ("_local_scalar_dense", "item", "nonzero", "equal", "is_nonzero")
+
+
+class Operations(TorchDispatchMode):
+    """Within the block, what torch's operators do; the kernels of `mrfquant.fused` are not operators.
+
+    Attributes:
+        calls: how often each operator ran, views left out, which touch no memory.
+        allocated: bytes of the tensors that they made. moved: bytes that they read and wrote.
+        syncs: how often the host had to wait for a value.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self.allocated = self.moved = self.syncs = 0
+
+    @property
+    def total(self) -> int:
+        """All calls."""
+        return self.calls.total()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        inputs = [t for t in tree_leaves((args, kwargs or {})) if isinstance(t, Tensor)]
+        result = function(*args, **(kwargs or {}))
+        outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+        library, _, name = function._schema.name.partition("::")
+        known = {t.untyped_storage().data_ptr() for t in inputs}
+        fresh = [t for t in outputs if t.untyped_storage().data_ptr() not in known]
+        written = _written(function._schema, args, kwargs or {})
+        if library == "profiler" or (outputs and not fresh and not written):
+            return result  # a mark, or a view
+        self.calls[name] += 1
+        self.syncs += name in SYNCS or (name == "_to_copy" and _crosses(inputs, outputs))
+        self.allocated += sum(t.nbytes for t in fresh)
+        self.moved += sum(t.nbytes for t in [*inputs, *written, *fresh])
+        return result
+
+
+def _written(schema: Any, args: tuple, kwargs: dict) -> list[Tensor]:
+    """The tensors among the arguments that the operator writes to."""
+    given = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | kwargs
+    places = [given.get(a.name) for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+    return [t for t in tree_leaves(places) if isinstance(t, Tensor)]
+
+
+def _crosses(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
+    """Whether something came to the host from another device."""
+    return any(t.device.type != "cpu" for t in inputs) and any(t.device == torch.device("cpu") for t in outputs)

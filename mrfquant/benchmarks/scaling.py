@@ -1,0 +1,103 @@
+"""How the cost of PMF's update grows with the number of parameters m and of levels d, and where that leads."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mrfquant.benchmarks.networks import _state, nbytes
+from mrfquant.benchmarks.operations import Operations
+from mrfquant.benchmarks.timing import Options, Row, in_turns
+from mrfquant.errors import BadInput
+from mrfquant.inference import ProximalMeanField
+from mrfquant.labelling import Labelling
+
+SIZES = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
+LEVELS = (2, 3, 4, 8, 16)
+MIDDLE = 1_000_000  # parameters at which d varies
+PARAMETERS, GPU_MEMORY, GPU_BANDWIDTH, GPUS, LINK_BANDWIDTH = 10**9, 80e9, 2.0e12, 8, 300e9  # an A100 with NVLink
+SOME = 10_000  # parameters at which traffic is counted: it is the same for each
+
+
+class Update:
+    """What PMF does for m parameters of d levels between two backward passes."""
+
+    def __init__(self, m: int, d: int) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Module()
+        self.model.w = nn.Parameter(torch.randn(m))
+        levels = [2 * k / (d - 1) - 1 for k in range(d)]
+        self.solver = ProximalMeanField(
+            Labelling(self.model, levels), lambda p: torch.optim.Adam(p, lr=1e-3, fused=True)
+        )
+        self.g = torch.randn(m)
+
+    def __call__(self) -> None:
+        self.solver.labelling.labelled.g.add_(self.g)  # as backward does
+        self.solver.step()
+
+    def kept(self) -> int:
+        """Bytes that stay from step to step."""
+        s = self.solver
+        vectors = [s.labelling.labelled.w, s.labelling.labelled.g, *s.variables, *s._planes.values()]
+        return nbytes([*vectors, *_state(s.optimizer)])
+
+
+def measure_scaling(options: Options) -> Iterator[tuple[str, Row]]:
+    """Nanoseconds and bytes per parameter, fitted exponents, and what a billion parameters take on GPUs."""
+    for d in (2, 4):
+        times = []
+        for m in SIZES:
+            row, seconds = _update(m, d, options)
+            times.append(seconds)
+            yield f"d={d}, m={m:,}", row
+        yield f"d={d}: time ~ m^", {"exponent": exponent(SIZES, times)}
+    times = []
+    for d in LEVELS:
+        row, seconds = _update(MIDDLE, d, options)
+        times.append(seconds)
+        yield f"m={MIDDLE:,}, d={d}", row
+    # Two levels keep one plane, not two, and lie below the line of the others.
+    yield "planes: time ~ d^", {"exponent": exponent(LEVELS[1:], times[1:])}
+    for d in (2, 4):
+        yield f"{PARAMETERS:,} parameters, d={d}", billion(d)
+
+
+def _update(m: int, d: int, options: Options) -> tuple[Row, float]:
+    try:
+        update = Update(m, d)
+        seconds = statistics.median(in_turns({"update": update}, options)["update"])
+    except RuntimeError as error:
+        raise BadInput(f"{m:,} parameters of {d} levels do not fit in memory: {str(error).splitlines()[0]}") from None
+    return {"ns per parameter": 1e9 * seconds / m, "bytes per parameter": update.kept() / m}, seconds
+
+
+def exponent(sizes: Sequence[float], times: Sequence[float]) -> float:
+    """The slope of log time over log size, by least squares."""
+    return float(np.polyfit(np.log(sizes), np.log(times), 1)[0])
+
+
+def billion(d: int) -> dict[str, Any]:
+    """Arithmetic, not measured: memory and traffic per parameter times a billion.
+
+    Every GPU of a data-parallel run keeps all variables, so eight do not need less memory each; a ring moves
+    2 (n - 1) / n of the gradient's 4 bytes a parameter in and out of each.
+    """
+    update = Update(SOME, d)  # so small that torch's own operations run, as on a GPU
+    update()
+    with Operations() as counted:
+        update()
+    kept, moved = update.kept() / SOME * PARAMETERS, counted.moved / SOME * PARAMETERS
+    ring = 2 * (GPUS - 1) / GPUS * 4 * PARAMETERS / LINK_BANDWIDTH
+    return {
+        "GB kept": kept / 1e9,
+        "share of 80 GB": kept / GPU_MEMORY,
+        "GB moved": moved / 1e9,
+        "ms on 1 GPU": 1e3 * moved / GPU_BANDWIDTH,
+        f"ms on {GPUS}": 1e3 * (moved / GPU_BANDWIDTH + ring),
+    }

@@ -1,0 +1,156 @@
+"""A training step asks torch for so many operations, however many parameters the network has, and never waits.
+
+Counts instead of seconds: they are the same on every machine, and show a loop over parameters or a sync at once.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from mrfquant import fused
+from mrfquant.benchmarks.operations import Operations
+from mrfquant.data.dataset import Dataset, Split
+from mrfquant.inference import (
+    BinaryConnect,
+    MeanField,
+    MirrorDescent,
+    ProximalICM,
+    ProximalMeanField,
+    ProxQuant,
+    Reference,
+    SparsemaxPGD,
+)
+from mrfquant.labelling import Labelling
+from mrfquant.training import Trainer
+
+TWO, FOUR = (-1, 1), (-2, -1, 1, 2)
+# Solver, levels, the most operators a step may call, and the most bytes it may ask for, in units of a weight's 4.
+# Lower them when a step gets better; a step that needs more has to say why.
+BUDGETS = {
+    "PMF, 2 levels": (ProximalMeanField, TWO, 11, 1),
+    "PMF, 4 levels": (ProximalMeanField, FOUR, 14, 3),
+    "PGD, 2 levels": (SparsemaxPGD, TWO, 10, 1.25),
+    "PGD, 4 levels": (SparsemaxPGD, FOUR, 49, 40),
+    "PICM, 2 levels": (ProximalICM, TWO, 12, 2.5),
+    "PICM, 4 levels": (ProximalICM, FOUR, 48, 43.25),
+    "MD, 2 levels": (MirrorDescent, TWO, 9, 0),
+    "MD, 4 levels": (MirrorDescent, FOUR, 15, 7),
+    "MF, 2 levels": (MeanField, TWO, 9, 1),
+    "MF, 4 levels": (MeanField, FOUR, 14, 7),
+    "BC": (BinaryConnect, FOUR, 7, 1),
+    "PQ": (ProxQuant, FOUR, 11, 3),
+    "REF": (Reference, None, 4, 0),
+}
+CASES = pytest.mark.parametrize(("solver", "levels", "calls", "words"), BUDGETS.values(), ids=BUDGETS.keys())
+
+
+def network(layers, width=12):
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+
+
+def adam(variables):
+    return torch.optim.Adam(variables, lr=0.01, fused=True)
+
+
+def counted(solver, levels, model):
+    """The operations of a step, not the first, with the number of labelled weights."""
+    labelling = Labelling(model, levels)
+    inference = solver(labelling, adam)
+    inference.budget = 1000
+    images = torch.randn(4, model[0].in_features)
+    for _ in range(2):
+        model(images).square().mean().backward()
+        with Operations() as operations:
+            inference.step()
+    return operations, max(len(labelling), len(labelling.free))
+
+
+@CASES
+def test_a_step_stays_within_its_budget(solver, levels, calls, words):
+    operations, m = counted(solver, levels, network(3))
+    assert operations.total <= calls, operations.calls
+    assert operations.allocated / 4 / m <= words
+    assert operations.syncs == 0
+
+
+@CASES
+def test_more_parameters_need_no_more_operations(solver, levels, calls, words):
+    assert counted(solver, levels, network(20))[0].calls == counted(solver, levels, network(3))[0].calls
+
+
+@pytest.mark.skipif(fused._kernels() is None, reason="numba is not installed")
+@pytest.mark.parametrize("levels", [TWO, FOUR])
+def test_the_fused_step_leaves_torch_adam_and_clearing(levels):
+    operations, _ = counted(ProximalMeanField, levels, network(2, width=128))
+    assert operations.calls == {"_fused_adam_": 1, "_foreach_add_": 1, "zero_": 2}
+    assert operations.allocated == 0
+
+
+def random_data(n=40, width=12):
+    split = Split(torch.randint(256, (n, 1, 1, width), dtype=torch.uint8), torch.randint(10, (n,)))
+    return Dataset("random", split, split, split, (0.5,), (0.25,), tuple("0123456789"), augment=False)
+
+
+@CASES
+def test_the_loop_adds_nothing_that_grows_or_waits(solver, levels, calls, words):
+    def around(layers):
+        """What an iteration of the trainer calls besides forward, backward and the solver's step."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), *network(layers))
+        trainer = Trainer(model, random_data(), solver(Labelling(model, levels), adam), iterations=1000, batch_size=4)
+        trainer._step()
+        images, labels = next(trainer.batches)
+        with Operations() as bare:
+            functional.cross_entropy(model(images), labels).backward()
+            trainer.inference.step()
+        with Operations() as whole:
+            trainer._step()
+        assert whole.syncs == 0
+        return whole.calls - bare.calls
+
+    assert around(12) == around(2) == {}
+
+
+# --- the guard can fail
+
+
+class LoopingPMF(ProximalMeanField):
+    """Scales the gradient parameter by parameter."""
+
+    def gradient(self, block, x):
+        labelled = self.labelling.labelled
+        for name in labelled.spans:
+            labelled.view(name, labelled.g).mul_(1.0)
+        return super().gradient(block, x)
+
+
+class WaitingPMF(ProximalMeanField):
+    """Looks at a value on the host."""
+
+    def gradient(self, block, x):
+        assert block.g[0].item() < 1e9
+        return super().gradient(block, x)
+
+
+class CopyingPMF(ProximalMeanField):
+    """Works on a copy of the gradient."""
+
+    def gradient(self, block, x):
+        block.g.copy_(block.g.clone())
+        return super().gradient(block, x)
+
+
+def test_a_loop_over_parameters_is_noticed():
+    few, many = (counted(LoopingPMF, TWO, network(layers))[0].total for layers in (3, 20))
+    assert many - few == 2 * (20 - 3)  # weight and bias of each layer
+    assert few > BUDGETS["PMF, 2 levels"][2]
+
+
+def test_a_sync_is_noticed():
+    assert counted(WaitingPMF, TWO, network(3))[0].syncs == 1
+
+
+def test_a_copy_is_noticed():
+    plain, copying = (counted(solver, TWO, network(3))[0] for solver in (ProximalMeanField, CopyingPMF))
+    assert copying.allocated - plain.allocated == 4 * 3 * (12 * 12 + 12)
