@@ -66,7 +66,7 @@ class Projection(ABC):
 
 
 class Softmax(Projection):
-    """argmax over u of <ũ, u> + H(u) / beta (Lemma 3.1); for a pair, t = tanh(beta ã).
+    """argmax over u of <ũ, u> + H(u) / beta (Lemma 2.1); for a pair, t = tanh(beta ã).
 
     Which Jacobian learning uses is a choice:
 

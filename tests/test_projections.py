@@ -61,7 +61,7 @@ def per_variable(matrix, g):
 @pytest.mark.parametrize("beta", [0.3, 1.0, 4.0])
 @pytest.mark.parametrize("seed", range(4))
 def test_softmax_maximises_the_inner_product_plus_entropy_over_beta(d, beta, seed):
-    """Lemma 3.1; the simplex is searched as z = s² / |s|², on which no exponential appears."""
+    """Lemma 2.1; the simplex is searched as z = s² / |s|², on which no exponential appears."""
     aux = normal(d, seed=seed)
 
     def negative(s):

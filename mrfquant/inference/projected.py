@@ -147,7 +147,7 @@ class SparsemaxPGD(ProjectedInference):
 
 @configurable(supplied=["labelling", "optimizer"])
 class ProximalICM(ProjectedInference):
-    """PICM: the hardmax projection, PMF's limit for large beta; for the levels -1, 1 it is BinaryConnect (Prop. 3.2).
+    """PICM: the hardmax projection, PMF's limit for large beta; for the levels -1, 1 it is BinaryConnect (Prop. 3.1).
 
     Args:
         clip: keep the auxiliary variables in the simplex, as BinaryConnect keeps its latent weights within the levels
