@@ -20,12 +20,14 @@ EPILOG = """examples:
   python -m mrfquant.bench steps --models lenet300,lenet5 --peers
   python -m mrfquant.bench scaling --json scaling.json --png scaling.png
 
-A noisy machine slows both sides of a ratio alike; the quartiles over the rounds say how much to trust it. Other
-libraries are left out where they are not installed, and named with what to install."""
+A noisy machine slows both sides of a ratio alike; the quartiles over the rounds say how much to trust it, and the
+ratio of the fastest rounds is what a quiet machine would come close to. Other libraries are left out where they are not
+installed, and named with what to install."""
 
 # Subject -> (what its table shows, the module of mrfquant.benchmarks and the function that measures it)
 SUBJECTS = {
     "steps": ("Training step of PMF with d levels, against float", "networks", "measure_steps"),
+    "parts": ("Parts of a step of LeNet-300 in ms, the least of all steps", "parts", "measure_parts"),
     "memory": ("Kept from step to step by PMF with d levels, against float", "networks", "measure_memory"),
     "run": ("Whole run of LeNet-300 against its bare steps", "whole_run", "measure_whole_run"),
     "startup": ("Until a command answers, against importing torch", "startup", "measure_startup"),
@@ -65,10 +67,10 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 
 
 def cell(figure: float | dict[str, float]) -> str:
-    """A number, or a ratio with its quartiles."""
+    """A number, or a ratio with its quartiles and that of the fastest rounds."""
     if not isinstance(figure, dict):
         return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
-    spread = f" ({figure['low']:.3g} .. {figure['high']:.3g})" if "low" in figure else ""
+    spread = f" ({figure['low']:.3g} .. {figure['high']:.3g}; {figure['least']:.3g})" if "low" in figure else ""
     return f"{figure['ratio']:.3g}x{spread}"
 
 
@@ -104,7 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(arguments.threads)
     kind = {"cpu": processor(), "threads": arguments.threads, "python": platform.python_version()}
     kind |= {"torch": torch.__version__}
-    print(f"{kind['cpu']}, {kind['threads']} threads, torch {kind['torch']}; median (quartiles) of the rounds")
+    print(
+        f"{kind['cpu']}, {kind['threads']} threads, torch {kind['torch']}; median (quartiles; fastest round of each) of the ratios"
+    )
     found: dict[str, dict[str, Any]] = {}
     for subject in [arguments.what] if arguments.what else SUBJECTS:
         rows = found[subject] = {}

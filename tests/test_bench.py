@@ -14,6 +14,7 @@ from matplotlib import image
 from mrfquant.bench import SUBJECTS, main, table
 from mrfquant.benchmarks import loader, mrf, projections, scaling, startup, timing, whole_run
 from mrfquant.benchmarks.operations import Operations
+from mrfquant.benchmarks.parts import measure_parts
 from mrfquant.benchmarks.timing import Options, in_turns, ratio
 
 
@@ -54,15 +55,21 @@ def test_sides_take_turns():
     assert min(times["a"]) >= Options.TURN
 
 
-def test_ratio_is_the_median_with_quartiles_of_the_rounds():
+def test_ratio_is_the_median_with_quartiles_and_that_of_the_fastest_rounds():
     found = ratio([2.0, 8.0, 3.0, 4.0, 5.0], [1.0, 2.0, 1.0, 1.0, 1.0])
-    assert found == {"ratio": 4.0, "low": 3.0, "high": 4.0, "rounds": 5}
+    assert found == {"ratio": 4.0, "low": 3.0, "high": 4.0, "least": 2.0, "rounds": 5}
 
 
 def test_steps(bench):
     found = bench("steps", "--models", "lenet300")
     assert found["lenet300"]["d=2"]["rounds"] == Options.LEAST
     assert found["lenet300"]["d=4"]["ratio"] > 0
+
+
+def test_parts_add_up_to_the_step():
+    whole, *parts = dict(measure_parts(Options(seconds=0)))["PMF, d=4"].items()
+    assert [name for name, _ in parts] == ["forward and backward", "product", "optimizer", "projection", "clearing"]
+    assert 0 < sum(least for _, least in parts) <= whole[1] * 1.001  # the least of each need not be of one step
 
 
 def test_whole_run(bench, monkeypatch):
@@ -163,9 +170,11 @@ def test_missing_peers_are_one_sentence_each(bench, monkeypatch, capsys):
 
 
 def test_rows_of_other_columns_start_a_new_table():
-    text = table({"a": {"x": 1.0}, "b": {"x": 250.0}, "c": {"y": {"ratio": 2.0, "low": 1.5, "high": 3.0}}})
+    text = table(
+        {"a": {"x": 1.0}, "b": {"x": 250.0}, "c": {"y": {"ratio": 2.0, "low": 1.5, "high": 3.0, "least": 1.7}}}
+    )
     assert text.split("\n\n")[0].splitlines()[2].split() == ["b", "250"]
-    assert "2x (1.5 .. 3)" in text
+    assert "2x (1.5 .. 3; 1.7)" in text
 
 
 def test_every_subject_has_its_function():

@@ -1,0 +1,60 @@
+"""Where the time of a training step goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mrfquant.benchmarks.networks import LEVELS, NETWORKS, PMF, Float
+from mrfquant.benchmarks.timing import Options, Row, in_turns
+
+
+class Stopwatch:
+    """Adds up the seconds spent in methods of objects; each call of `lap` gives and clears the sums."""
+
+    def __init__(self, methods: dict[str, tuple[Any, str]]) -> None:
+        self._sums = dict.fromkeys(methods, 0.0)
+        for part, (target, method) in methods.items():
+            setattr(target, method, self._timed(part, getattr(target, method)))
+
+    def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            start = time.perf_counter()
+            result = call(*args)
+            self._sums[part] += time.perf_counter() - start
+            return result
+
+        return timed
+
+    def lap(self) -> dict[str, float]:
+        """Seconds of every part since the last lap."""
+        found, self._sums = self._sums, dict.fromkeys(self._sums, 0.0)
+        return found
+
+
+def measure_parts(options: Options) -> Iterator[tuple[str, Row]]:
+    """Milliseconds of the parts of a step of LeNet-300, each the least of all steps: a busy machine disturbs some."""
+    build, shape = NETWORKS["lenet300"]
+    plain = Float(build, shape)
+    sides: dict[str, Float] = {"float": plain} | {f"PMF, d={d}": PMF(build, shape, d) for d in LEVELS}
+    watches = {"float": Stopwatch({"optimizer": (plain, "update")})}
+    for name, side in list(sides.items())[1:]:
+        methods = {"product": (side.solver, "gradient"), "optimizer": (side.solver.optimizer, "step")}
+        methods |= {"projection": (side.solver, "project_all"), "clearing": (side.solver.labelling, "zero_gradient")}
+        watches[name] = Stopwatch(methods)
+    laps: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+
+    def timed(name: str) -> Callable[[], None]:
+        def step() -> None:
+            start = time.perf_counter()
+            sides[name]()
+            whole = time.perf_counter() - start
+            parts = watches[name].lap()
+            laps[name].append({"step, ms": whole, "forward and backward": whole - sum(parts.values()), **parts})
+
+        return step
+
+    in_turns({name: timed(name) for name in sides}, options)
+    for name, found in laps.items():
+        yield name, {part: 1000 * min(lap[part] for lap in found) for part in found[0]}
