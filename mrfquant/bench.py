@@ -27,7 +27,7 @@ installed, and named with what to install."""
 # Subject -> (what its table shows, the module of mrfquant.benchmarks and the function that measures it)
 SUBJECTS = {
     "steps": ("Training step of PMF with d levels, against float", "networks", "measure_steps"),
-    "parts": ("Parts of a step of LeNet-300 in ms, the least of all steps", "parts", "measure_parts"),
+    "parts": ("Parts of a step of LeNet-300, median ms of CPU", "parts", "measure_parts"),
     "memory": ("Kept from step to step by PMF with d levels, against float", "networks", "measure_memory"),
     "run": ("Whole run of LeNet-300 against its bare steps", "whole_run", "measure_whole_run"),
     "startup": ("Until a command answers, against importing torch", "startup", "measure_startup"),

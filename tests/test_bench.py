@@ -69,7 +69,7 @@ def test_steps(bench):
 def test_parts_add_up_to_the_step():
     whole, *parts = dict(measure_parts(Options(seconds=0)))["PMF, d=4"].items()
     assert [name for name, _ in parts] == ["forward and backward", "product", "optimizer", "projection", "clearing"]
-    assert 0 < sum(least for _, least in parts) <= whole[1] * 1.001  # the least of each need not be of one step
+    assert 0.5 < sum(part for _, part in parts) / whole[1] < 1.5  # medians of each do not add up exactly
 
 
 def test_whole_run(bench, monkeypatch):

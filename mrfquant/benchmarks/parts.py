@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from mrfquant.benchmarks.timing import Options, Row, in_turns
 
 
 class Stopwatch:
-    """Adds up the seconds spent in methods of objects; each call of `lap` gives and clears the sums."""
+    """Adds up the CPU seconds spent in methods of objects; each call of `lap` gives and clears the sums."""
 
     def __init__(self, methods: dict[str, tuple[Any, str]]) -> None:
         self._sums = dict.fromkeys(methods, 0.0)
@@ -20,9 +21,9 @@ class Stopwatch:
 
     def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
-            start = time.perf_counter()
+            start = time.process_time()
             result = call(*args)
-            self._sums[part] += time.perf_counter() - start
+            self._sums[part] += time.process_time() - start
             return result
 
         return timed
@@ -34,7 +35,10 @@ class Stopwatch:
 
 
 def measure_parts(options: Options) -> Iterator[tuple[str, Row]]:
-    """Milliseconds of the parts of a step of LeNet-300, each the least of all steps: a busy machine disturbs some."""
+    """Milliseconds of CPU, over all threads, that the parts of a step of LeNet-300 take: medians.
+
+    Not of the clock: a step is shorter than the time that a busy machine gives to others in between.
+    """
     build, shape = NETWORKS["lenet300"]
     plain = Float(build, shape)
     sides: dict[str, Float] = {"float": plain} | {f"PMF, d={d}": PMF(build, shape, d) for d in LEVELS}
@@ -47,9 +51,9 @@ def measure_parts(options: Options) -> Iterator[tuple[str, Row]]:
 
     def timed(name: str) -> Callable[[], None]:
         def step() -> None:
-            start = time.perf_counter()
+            start = time.process_time()
             sides[name]()
-            whole = time.perf_counter() - start
+            whole = time.process_time() - start
             parts = watches[name].lap()
             laps[name].append({"step, ms": whole, "forward and backward": whole - sum(parts.values()), **parts})
 
@@ -57,4 +61,4 @@ def measure_parts(options: Options) -> Iterator[tuple[str, Row]]:
 
     in_turns({name: timed(name) for name in sides}, options)
     for name, found in laps.items():
-        yield name, {part: 1000 * min(lap[part] for lap in found) for part in found[0]}
+        yield name, {part: 1000 * statistics.median(lap[part] for lap in found) for part in found[0]}
