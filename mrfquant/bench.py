@@ -106,9 +106,8 @@ def run(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(arguments.threads)
     kind = {"cpu": processor(), "threads": arguments.threads, "python": platform.python_version()}
     kind |= {"torch": torch.__version__}
-    print(
-        f"{kind['cpu']}, {kind['threads']} threads, torch {kind['torch']}; median (quartiles; fastest round of each) of the ratios"
-    )
+    print(f"{kind['cpu']}, {kind['threads']} threads, torch {kind['torch']}")
+    print("ratios: median (quartiles; of the fastest rounds)")
     found: dict[str, dict[str, Any]] = {}
     for subject in [arguments.what] if arguments.what else SUBJECTS:
         rows = found[subject] = {}
