@@ -11,18 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mrfquant.command_line import aligned, guarded
+from mrfquant.command_line import Parser, aligned, guarded
 from mrfquant.errors import BadInput
 from mrfquant.files import write_json
-
-EPILOG = """examples:
-  python -m mrfquant.bench
-  python -m mrfquant.bench steps --models lenet300,lenet5 --peers
-  python -m mrfquant.bench scaling --json scaling.json --png scaling.png
-
-A noisy machine slows both sides of a ratio alike; the quartiles over the rounds say how much to trust it, and the
-ratio of the fastest rounds is what a quiet machine would come close to. Other libraries are left out where they are not
-installed, and named with what to install."""
 
 # Subject -> (what its table shows, the module of mrfquant.benchmarks and the function that measures it)
 SUBJECTS = {
@@ -39,21 +30,30 @@ SUBJECTS = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(
-        prog="python -m mrfquant.bench",
-        description="Time PMF's training step against plain PyTorch's, and the parts of mrfquant against peers.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        "bench",
+        """Time PMF's training step against plain PyTorch's, and the parts of mrfquant against peers. A noisy machine
+        slows both sides of a ratio alike; the quartiles over the rounds say how much to trust it, and the ratio of the
+        fastest rounds is what a quiet machine would come close to. Other libraries are left out where they are not
+        installed, and named with what to install.""",
+        ["", "steps --models lenet300,lenet5 --peers", "scaling --json scaling.json --png scaling.png"],
     )
     p.add_argument("what", nargs="?", choices=SUBJECTS, help="one subject (default: all of them, in about 8 minutes)")
-    p.add_argument("--models", default="lenet300,lenet5,resnet18,vgg16", help="comma-separated (default: all four)")
-    p.add_argument("--seconds", type=float, default=6.0, help="for each comparison, or 3 rounds of it (default: 6)")
-    p.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
+    p.add_argument(
+        "--models",
+        metavar="NAMES",
+        default="lenet300,lenet5,resnet18,vgg16",
+        help="comma-separated (default: all four)",
+    )
+    p.add_argument(
+        "--seconds", metavar="S", type=float, default=6.0, help="for each comparison, or 3 rounds of it (default: 6)"
+    )
+    p.add_argument("--threads", metavar="N", type=int, default=2, help="CPU threads (default: 2)")
     p.add_argument("--peers", action="store_true", help="compare with other libraries, too: torchao, entmax, PGMax")
-    p.add_argument("--json", metavar="FILE", type=Path, help="write the figures there, too")
-    p.add_argument("--png", metavar="FILE", type=Path, help="draw them there, too")
+    p.share("--json")
+    p.share("--png", help="draw them there, too")
     return p
 
 

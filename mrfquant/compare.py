@@ -9,28 +9,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mrfquant.command_line import guarded
+from mrfquant.command_line import Parser, guarded, writable
 from mrfquant.errors import BadInput
 from mrfquant.files import write_text
 
-EPILOG = """examples:
-  python -m mrfquant.compare runs/
-  python -m mrfquant.compare runs/pmf_* runs/ref_* --html report.html
-  python -m mrfquant.compare runs/ --by method,Geometric.rho --csv runs.csv --png figures/
 
-A group is a line: its mean, +- the standard deviation over the seeds. Unfinished runs are in the curves, not in the
-means. Group by `run` for a line per run.
-
-exit status: 0 compared, 2 bad input"""
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(
-        prog="python -m mrfquant.compare",
-        description="Compare runs: results averaged over seeds, settings that differ, training curves.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        "compare",
+        """Compare runs: results averaged over seeds, settings that differ, training curves. A group is a line: its
+        mean, +- the standard deviation over the seeds. Unfinished runs are in the curves, not in the means.
+        Group by `run` for a line per run.""",
+        [
+            "runs/",
+            "runs/pmf_* runs/ref_* --html report.html",
+            "runs/ --by method,Geometric.rho --csv runs.csv --png figures/",
+        ],
     )
     p.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, or folders that contain them")
     p.add_argument(
@@ -39,8 +34,10 @@ def parser() -> argparse.ArgumentParser:
         default="method,model,dataset,bits",
         help="what makes a group, comma-separated: fields of summary.json, gin settings (default: %(default)s)",
     )
-    p.add_argument("--html", metavar="FILE", type=Path, help="write a page with tables and curves, one file in all")
-    p.add_argument("--csv", metavar="FILE", type=Path, help="write a row per run: its summary and differing settings")
+    p.add_argument("--html", metavar="FILE", type=writable, help="write a page with tables and curves, one file in all")
+    p.add_argument(
+        "--csv", metavar="FILE", type=writable, help="write a row per run: its summary and differing settings"
+    )
     p.add_argument("--png", metavar="DIR", type=Path, help="write the training curves there, a figure each")
     return p
 

@@ -5,26 +5,19 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrfquant.command_line import guarded
-from mrfquant.errors import BadInput
+from mrfquant.command_line import Parser, guarded
+from mrfquant.errors import BadInput, RunFailed
 from mrfquant.files import write_text
 
 if TYPE_CHECKING:
     from mrfquant.mrf import FactorGraph, Result
 
 EXACT = ("junction_tree", "enumeration")
-
-EPILOG = """example:
-  python -m mrfquant.compete fields/ --seconds 20 --markdown table.md
-
-For every NAME.uai in the folder NAME.uai.evid is the evidence and NAME.uai.MAR, NAME.uai.MAP are the references, where
-they exist. The gap of a labelling is its energy less the lowest that anybody found, the reference included; 'none'
-means that only forbidden labellings were found.
-exit status: 0 done, 1 failed, 2 bad input, 130 interrupted"""
 
 
 @dataclass
@@ -36,19 +29,22 @@ class Entry:
     seconds: float
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(
-        prog="python -m mrfquant.compete",
-        description="Run every solver on every UAI field of a folder and compare with the references.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        "compete",
+        """Run every solver on every UAI field of a folder and compare with the references. For every NAME.uai in
+        the folder NAME.uai.evid is the evidence and NAME.uai.MAR, NAME.uai.MAP are the references, where they
+        exist. The gap of a labelling is its energy less the lowest that anybody found, the reference included;
+        'none' means that only forbidden labellings were found, 'refused' that the solver cannot do this field.""",
+        ["fields/ --seconds 20 --markdown table.md"],
+        "0 done, 1 a field or a solver on it was refused, 2 bad input, 130 interrupted",
     )
     p.add_argument("folder", metavar="DIR", type=Path, help="a folder of UAI files")
     p.add_argument("--solvers", metavar="NAMES", help="names of gin/mrf/, comma-separated (default: all approximate)")
-    p.add_argument("--seconds", type=float, default=20.0, help="for each start of a solver (default: 20)")
-    p.add_argument("--seed", type=int, default=0, help="seed of the first start (default: 0)")
-    p.add_argument("--markdown", metavar="FILE", type=Path, help="write the tables there, too")
+    p.add_argument("--seconds", metavar="N", type=float, default=20.0, help="for each start of a solver (default: 20)")
+    p.share("--seed", help="seed of the first start (default: 0)")
+    p.share("--markdown")
     return p
 
 
@@ -68,10 +64,19 @@ def run(arguments: argparse.Namespace) -> int:
             raise BadInput(f"--solvers {name!r}, expected names among {', '.join(known)}")
     found: dict[str, dict[str, Entry]] = {}
     lowest: dict[str, float] = {}
+    refusals: list[str] = []
+
+    def refuse(what: str, error: BadInput) -> None:
+        refusals.append(what)
+        print(f"{what}: refused: {error}", file=sys.stderr, flush=True)
+
     for model in models:
-        entries, reference = _compete(model, names, arguments.seconds, arguments.seed)
-        found[model.stem] = entries
-        lowest[model.stem] = min(reference, *(entry.energy for entry in entries.values()))
+        try:
+            found[model.stem], reference = _compete(model, names, arguments.seconds, arguments.seed, refuse)
+        except BadInput as error:
+            refuse(model.stem, error)
+            continue
+        lowest[model.stem] = min([reference, *(entry.energy for entry in found[model.stem].values())])
     text = "\n\n".join(
         [
             "Mean absolute error of the marginals:\n\n" + _table(found, names, _error),
@@ -82,10 +87,15 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"\n{text}")
     if arguments.markdown:
         write_text(arguments.markdown, text + "\n")
+    if refusals:
+        raise RunFailed(f"refused were {', '.join(refusals)}; the tables have the rest")
     return 0
 
 
-def _compete(model: Path, names: list[str], seconds: float, seed: int) -> tuple[dict[str, Entry], float]:
+def _compete(
+    model: Path, names: list[str], seconds: float, seed: int, refuse: Callable[[str, BadInput], None]
+) -> tuple[dict[str, Entry], float]:
+    """What each solver found, without those that refuse the field; and the energy of the reference."""
     import torch
 
     from mrfquant.config import Config
@@ -103,8 +113,12 @@ def _compete(model: Path, names: list[str], seconds: float, seed: int) -> tuple[
     reference = math.inf if labelling is None else graph.energy(torch.tensor(labelling)).item()
     entries = {}
     for name in names:
-        with Config(f"mrf/{name}.gin", [f"solve.seconds = {seconds}"]).explaining():
-            result = solve(graph, evidence=evidence, seed=seed)
+        try:
+            with Config(f"mrf/{name}.gin", [f"solve.seconds = {seconds}"]).explaining():
+                result = solve(graph, evidence=evidence, seed=seed)
+        except BadInput as error:
+            refuse(f"{model.stem}, {name}", error)
+            continue
         entries[name] = _entry(result, graph, marginals)
         error = "" if entries[name].error is None else f", marginals off by {entries[name].error:.4f}"
         print(f"{model.stem}, {name}: energy {result.energy:.4f}{error}, {result.seconds:.1f} s", flush=True)
@@ -127,10 +141,11 @@ def _gap(entry: Entry, lowest: float) -> str:
     return "0" if gap < 1e-6 else f"{gap:.3g}"
 
 
-def _table(found: dict[str, dict[str, Entry]], names: list[str], text: object) -> str:
+def _table(found: dict[str, dict[str, Entry]], names: list[str], text: Callable[[str, Entry], str]) -> str:
     lines = ["| | " + " | ".join(n.replace("_", " ") for n in names) + " |", "| --- |" + " --- |" * len(names)]
     for model, entries in found.items():
-        lines.append(f"| {model} | " + " | ".join(text(model, entries[n]) for n in names) + " |")  # type: ignore[operator]
+        cells = [text(model, entries[n]) if n in entries else "refused" for n in names]
+        lines.append(f"| {model} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

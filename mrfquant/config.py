@@ -13,21 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import gin
-from gin import config_parser
-from gin.config import ParserDelegate
+from gin.config_parser import BindingStatement, ConfigParser, ImportStatement, IncludeStatement, ParserDelegate
 
-from mrfquant.errors import BadInput, BadSetting
+from mrfquant.errors import BadInput
+from mrfquant.plugins import import_installed_plugins, import_plugin
 
 PACKAGE = Path(__file__).parent
 # The configs lie beside the package in a checkout and inside it when it was installed from a wheel.
 CONFIGS = next((f for f in (PACKAGE.parent / "gin", PACKAGE / "configs") if f.is_dir()), PACKAGE.parent / "gin")
+STATE = ("_CONFIG", "_OPERATIVE_CONFIG", "_SINGLETONS", "_IMPORTS")  # what gin knows of the files it has read
 
 
 @contextmanager
 def preserved() -> Iterator[None]:
     """Whatever configuration is read within the block, gin is afterwards as it was before."""
     state = gin.config
-    kept = {name: copy.deepcopy(getattr(state, name)) for name in ("_CONFIG", "_OPERATIVE_CONFIG", "_SINGLETONS")}
+    kept = {name: copy.deepcopy(getattr(state, name)) for name in STATE}
     prefixes, locked = list(state._LOCATION_PREFIXES), gin.config_is_locked()
     try:
         yield
@@ -41,23 +42,27 @@ def preserved() -> Iterator[None]:
 
 
 class Config:
-    """The configuration read from a gin file and `--set` bindings; gin itself holds the values.
+    """The configuration read from a gin file, `--set` bindings and `--import` modules; gin itself holds the values.
 
     Reading starts from an empty configuration. A gin file may `import` modules: it is code, run only files you trust.
     """
 
-    def __init__(self, file: str | os.PathLike[str], bindings: Sequence[str] = ()) -> None:
+    def __init__(self, file: str | os.PathLike[str], bindings: Sequence[str] = (), imports: Sequence[str] = ()) -> None:
         gin.clear_config()
+        import_installed_plugins()
         self.file = _find(Path(file))
         self._places: dict[str, str] = {}  # 'scope/Name.parameter' or 'macro' -> where it was bound last
         gin.config._LOCATION_PREFIXES[:] = ["", str(self.file.parent), str(CONFIGS)]
+        for module in imports:
+            import_plugin(module, "--import")
+            gin.parse_config(f"import {module}")  # so that the configuration as text has it
+        _parse(lambda: self._survey(self.file), f"config {_short(self.file)}")
         _parse(lambda: gin.parse_config_file(str(self.file)), f"config {_short(self.file)}")
-        self._note_places(self.file)
         for binding in bindings:
             if "\n" in binding or "=" not in binding:
                 raise BadInput(f"--set {binding!r} is not a binding: write it as --set 'Name.parameter = value'")
             _parse(lambda binding=binding: gin.parse_config([binding]), f"--set {binding!r}")
-            for s in config_parser.ConfigParser(binding, ParserDelegate()):
+            for s in ConfigParser(binding, _Names()):
                 self._places[_binding(s.scope, s.selector, s.arg_name)] = f"--set {binding!r}"
         _parse(gin.finalize, f"config {_short(self.file)}")
 
@@ -76,8 +81,9 @@ class Config:
             yield
         except BadInput as error:
             sentence = str(error).split("\n  In call to configurable")[0]  # gin's addition
-            place = self._places.get(error.binding) if isinstance(error, BadSetting) else None
-            raise BadInput(f"{sentence} (bound at {place})" if place else sentence) from None
+            about = error.binding  # 'Name.parameter', or 'Name' for all of its settings
+            places = [p for name, p in self._places.items() if about and about in (name, name.rpartition(".")[0])]
+            raise BadInput(f"{sentence} (bound at {', '.join(places)})" if places else sentence) from None
 
     def refuse_unused(self) -> None:
         """Refuse bindings that nothing read. Call it when every part is built and before the work starts."""
@@ -92,15 +98,29 @@ class Config:
                         "reads it: remove it, or name the part it belongs to"
                     )
 
-    def _note_places(self, file: Path) -> None:
+    def _survey(self, file: Path) -> None:
+        """Note where everything is bound and import the modules asked for, in the order that gin will read."""
         with open(file) as text:
-            for statement in config_parser.ConfigParser(text, ParserDelegate()):
-                if isinstance(statement, config_parser.IncludeStatement):
+            for statement in ConfigParser(text, _Names()):
+                place = f"{_short(file)}:{statement.location.line_num}"
+                if isinstance(statement, IncludeStatement):
                     files = [Path(prefix) / statement.filename for prefix in gin.config._LOCATION_PREFIXES]
-                    self._note_places(next(f for f in files if f.exists()))
-                elif isinstance(statement, config_parser.BindingStatement):
-                    name = _binding(statement.scope, statement.selector, statement.arg_name)
-                    self._places[name] = f"{_short(file)}:{statement.location.line_num}"
+                    for found in [f for f in files if f.exists()][:1]:  # gin tells if there is none
+                        self._survey(found)
+                elif isinstance(statement, BindingStatement):
+                    self._places[_binding(statement.scope, statement.selector, statement.arg_name)] = place
+                elif isinstance(statement, ImportStatement) and not statement.module.startswith("__gin__"):
+                    import_plugin(statement.module, place)
+
+
+class _Names(ParserDelegate):
+    """Reads references as text, whether or not there is anything of that name."""
+
+    def configurable_reference(self, name: str, evaluate: bool) -> str:
+        return name
+
+    def macro(self, name: str) -> str:
+        return name
 
 
 def _binding(scope: str, selector: str, parameter: str) -> str:
@@ -135,7 +155,9 @@ def _parse(parse: Any, what: str) -> None:
     logging.disable(logging.ERROR)  # gin logs each search path without the file as an error, found or not
     try:
         parse()
-    except (SyntaxError, ValueError, OSError, ImportError, RuntimeError, TypeError, AttributeError) as error:
+    except BadInput:
+        raise
+    except (SyntaxError, ValueError, OSError, ImportError, RuntimeError, TypeError, AttributeError, KeyError) as error:
         text = " ".join(str(error).split())
         found = re.search(r'In (?:file "([^"]+)"|bindings string),? line (\d+)', text)
         place = f"{_short(Path(found[1]))}:{found[2]}" if found and found[1] else what

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrfquant.command_line import guarded
+from mrfquant.command_line import Parser, guarded
 from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
@@ -34,15 +34,6 @@ DIGITS = ((2, 3, 5), (6, 8, 9))  # in the picture, row by row
 MARGIN = 3  # pixels around each
 ITERATIONS = 300
 
-EPILOG = """examples:
-  python -m mrfquant.denoise
-  python -m mrfquant.denoise --labels 4 --noise 0.5 --solvers icm,proximal_mean_field,max_product
-
-Each pixel is a variable. A label costs the squared distance of its grey value to the noisy pixel over twice the noise's
-variance; neighbours that differ cost --smoothness. Lower energy is better inference; fewer wrong pixels also need the
-model to be good.
-exit status: 0 done, 1 failed, 2 bad input, 130 interrupted"""
-
 
 @dataclass
 class Picture:
@@ -53,21 +44,25 @@ class Picture:
     greys: Tensor  # of each label
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(
-        prog="python -m mrfquant.denoise",
-        description="Clean a noisy picture of handwritten digits with every solver and draw the results.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        "denoise",
+        """Clean a noisy picture of handwritten digits with every solver and draw the results. Each pixel is a
+        variable. A label costs the squared distance of its grey value to the noisy pixel over twice the noise's
+        variance; neighbours that differ cost --smoothness. Lower energy is better inference; fewer wrong pixels
+        also need the model to be good.""",
+        ["", "--labels 4 --noise 0.5 --solvers icm,proximal_mean_field,max_product"],
     )
-    p.add_argument("--labels", type=int, default=2, help="grey values (default: 2)")
-    p.add_argument("--noise", type=float, default=0.6, help="standard deviation of the noise (default: 0.6)")
-    p.add_argument("--smoothness", type=float, default=1.2, help="cost of unequal neighbours (default: 1.2)")
+    p.add_argument("--labels", metavar="N", type=int, default=2, help="grey values (default: 2)")
+    p.add_argument("--noise", metavar="X", type=float, default=0.6, help="standard deviation (default: 0.6)")
+    p.add_argument(
+        "--smoothness", metavar="X", type=float, default=1.2, help="cost of unequal neighbours (default: 1.2)"
+    )
     p.add_argument("--solvers", metavar="NAMES", default=",".join(SOLVERS), help="comma-separated (default: all)")
-    p.add_argument("--seed", type=int, default=0, help="seed of the noise and of the solvers (default: 0)")
-    p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
-    p.add_argument("--png", metavar="FILE", type=Path, default=Path("denoise.png"), help="default: denoise.png")
+    p.share("--seed", help="seed of the noise and of the solvers (default: 0)")
+    p.share("--device")
+    p.share("--png", default=Path("denoise.png"), help="the picture to write (default: denoise.png)")
     return p
 
 

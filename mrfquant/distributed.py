@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mrfquant.errors import RunFailed
+from mrfquant.errors import BadInput, RunFailed
 
 
 class Team:
@@ -72,8 +72,14 @@ def noticing_lost_peers() -> Iterator[None]:
 
 def join_team(device: torch.device) -> tuple[Team, torch.device]:
     """The team that torchrun has started this process in, and the device that is its own; alone without torchrun."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size == "1":
         return Team(), device
+    if missing := [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise BadInput(
+            f"WORLD_SIZE = {size} says that there are other processes, but {', '.join(missing)} is not set: "
+            "start the run with torchrun, or unset WORLD_SIZE"
+        )
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)

@@ -6,15 +6,22 @@ from typing import Any
 
 
 class BadInput(ValueError):
-    """What was given cannot be used. The message is one sentence for the user; exit status 2."""
+    """What was given cannot be used. The message is one sentence for the user; exit status 2.
+
+    `binding` is what it is about as gin writes it, 'Name.parameter' or the name of a part, if it is about a setting.
+    """
+
+    def __init__(self, message: str, binding: str | None = None) -> None:
+        super().__init__(message)
+        self.binding = binding
 
 
 class BadSetting(BadInput):
-    """A parameter of a part has a value it cannot take; `binding` is its name as gin writes it."""
+    """A parameter of a part has a value it cannot take."""
 
     def __init__(self, binding: str, value: Any, expected: str) -> None:
-        super().__init__(f"{binding} = {value!r}, expected {expected}")
-        self.binding = binding
+        named = getattr(value, "__name__", None)  # a class or a function, which gin calls @name
+        super().__init__(f"{binding} = {f'@{named}' if named else repr(value)}, expected {expected}", binding)
 
 
 class RunFailed(Exception):

@@ -8,29 +8,23 @@ import sys
 import time
 from pathlib import Path
 
-from mrfquant.command_line import guarded
+from mrfquant.command_line import Parser, guarded
 from mrfquant.errors import BadInput
 
-EPILOG = """examples:
-  python -m mrfquant.eval model.safetensors
-  python -m mrfquant.eval model.safetensors --packed     (weights stay bits in memory)
 
-exit status: 0 done, 1 failed, 2 bad input, 130 interrupted"""
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(
-        prog="python -m mrfquant.eval",
-        description="Test a packed network on its data set.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        "eval",
+        "Test a packed network on its data set: accuracy, calibration, speed, and what takes how many bytes.",
+        ["model.safetensors", "model.safetensors --packed"],
     )
     p.add_argument("file", metavar="FILE", type=Path, help="a file written by python -m mrfquant.pack")
     p.add_argument("--packed", action="store_true", help="keep the weights packed in memory and compute from them")
-    p.add_argument("--data", metavar="ROOT", help="data root (default: $MRFQUANT_DATA, or ~/.cache/mrfquant/data)")
-    p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
-    p.add_argument("--json", metavar="FILE", type=Path, help="write the figures there, too")
+    p.share("--import")
+    p.share("--data")
+    p.share("--device")
+    p.share("--json")
     return p
 
 
@@ -42,8 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
     from mrfquant.files import write_json
     from mrfquant.pack import account
     from mrfquant.packing import load
+    from mrfquant.plugins import import_plugin
     from mrfquant.training.evaluation import predict, score
 
+    for module in arguments.imports:
+        import_plugin(module, "--import")
     model = load(arguments.file)
     network = model.packed_network
     name, temperature = network.origin.get("dataset"), network.origin.get("temperature", 1)

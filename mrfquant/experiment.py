@@ -10,16 +10,25 @@ import torch
 from torch import nn
 
 import mrfquant.models  # registers the networks with gin
-import mrfquant.optimizers  # noqa: F401 - registers torch's optimizers with gin
+import mrfquant.optimizers  # registers torch's optimizers with gin
+import mrfquant.rounding  # noqa: F401 - registers the settings of rounded runs with gin
 from mrfquant.data import Dataset, stand_in
+from mrfquant.data.stand_in import INFOS
 from mrfquant.distributed import Team, synchronise_batch_norm
 from mrfquant.errors import BadInput
 from mrfquant.inference import Inference, Reference
 from mrfquant.labelling import Labelling
-from mrfquant.settings import Seed, configurable
+from mrfquant.settings import Seed, built, configurable, recipe
 from mrfquant.training import Checkpoints, Collector, Trainer
 
 SMOKE_ITERATIONS = 20
+KINDS = {
+    "dataset": (Dataset, "a data set, as @digits"),
+    "model": (nn.Module, "a network, as @LeNet300"),
+    "optimizer": (torch.optim.Optimizer, "an optimizer, as @Adam"),
+    "inference": (Inference, "a solver, as @ProximalMeanField"),
+}
+DatasetRecipe, ModelRecipe, OptimizerRecipe, InferenceRecipe = (recipe(*kind) for kind in KINDS.values())
 
 
 @configurable(supplied=["device", "data_root", "team"])
@@ -35,17 +44,17 @@ class Experiment:
         optimizer: called with the list of tensors to drive.
         inference: called with the labelling of the network and the optimizer's recipe.
         seed: of initialisation, order of the data and augmentation.
-        smoke: a few iterations on stand-in data of the data set's shape.
+        smoke: a few iterations on stand-in data of the data set's shape; a data set of your own stands in for itself.
         channels_last: memory format of the convolutions; None is yes on CUDA only. On the CPU it saves a quarter of
             the time, but torch 2.13 corrupts memory there when layers have as few as 3 channels.
     """
 
     def __init__(
         self,
-        dataset: Callable[..., Any],
-        model: Callable[..., Any],
-        optimizer: Callable[..., Any],
-        inference: Callable[..., Any] = Reference,
+        dataset: DatasetRecipe,
+        model: ModelRecipe,
+        optimizer: OptimizerRecipe,
+        inference: InferenceRecipe = Reference,
         seed: Seed = 0,
         smoke: bool = False,
         channels_last: bool | None = None,
@@ -56,15 +65,15 @@ class Experiment:
     ) -> None:
         self.seed, self.smoke, self.device, self.team = seed, smoke, device, team or Team()
         torch.manual_seed(seed)
-        made = stand_in(dataset.__name__) if smoke else dataset(data_root)
-        self.dataset: Dataset = made.to(device)
-        self.model: nn.Module = model(self.dataset.shape, self.dataset.num_classes).to(device)
+        made = stand_in(dataset.__name__) if smoke and dataset.__name__ in INFOS else dataset(data_root)
+        self.dataset: Dataset = _built("dataset", made).to(device)
+        self.model: nn.Module = _built("model", model(self.dataset.shape, self.dataset.num_classes)).to(device)
         if channels_last or (channels_last is None and device.type == "cuda"):
             self.model = self.model.to(memory_format=torch.channels_last)
         if self.team.world_size > 1:
             self.model = synchronise_batch_norm(self.model, device)
         self.labelling = Labelling(self.model)
-        self.inference: Inference = inference(self.labelling, _refusing(optimizer))
+        self.inference: Inference = _built("inference", inference(self.labelling, _refusing(optimizer)))
 
     def trainer(
         self, checkpoints: Checkpoints | None = None, collectors: Sequence[Collector] = (), **more: Any
@@ -98,14 +107,20 @@ class Experiment:
         }
 
 
+def _built(slot: str, part: Any) -> Any:
+    return built(f"Experiment.{slot}", part, *KINDS[slot])
+
+
 def _refusing(optimizer: Callable[..., Any]) -> Callable[..., Any]:
     """The recipe, with torch's complaints about its settings as ours."""
 
     def build(parameters: Any) -> torch.optim.Optimizer:
         try:
-            return optimizer(parameters)
+            return _built("optimizer", optimizer(parameters))
+        except BadInput:
+            raise
         except (ValueError, TypeError, RuntimeError) as error:
-            message = str(error).split("\n")[0]
-            raise BadInput(f"the optimizer {optimizer.__name__} cannot be built: {message}") from None
+            name, message = optimizer.__name__, str(error).split("\n")[0]
+            raise BadInput(f"the optimizer {name} cannot be built: {message}", binding=name) from None
 
     return build

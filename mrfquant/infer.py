@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrfquant.command_line import guarded
+from mrfquant.command_line import Parser, guarded, writable
 from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
@@ -16,23 +16,19 @@ if TYPE_CHECKING:
 
 DEFAULT_SOLVER = {"mar": "belief_propagation", "pr": "belief_propagation", "map": "local_search"}
 
-EPILOG = """examples:
-  python -m mrfquant.infer grid.uai --task mar --out grid.MAR
-  python -m mrfquant.infer grid.uai --task pr --solver junction_tree --reference grid.uai.PR
-  python -m mrfquant.infer grid.uai --evid grid.uai.evid --task map --set 'LocalSearch.size = 80'
 
-A solver is a file of gin/mrf/, by its name there, or a gin file of your own. log10 Z is printed with what it is worth:
-exact, a bound, or an estimate.
-exit status: 0 done, 1 failed, 2 bad input, 130 interrupted"""
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(
-        prog="python -m mrfquant.infer",
-        description="Infer marginals, the likeliest labelling or log Z of a Markov random field.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        "infer",
+        """Infer marginals, the likeliest labelling or log Z of a Markov random field. A solver is a file of
+        gin/mrf/, by its name there, or a gin file of your own. log10 Z is printed with what it is worth: exact,
+        a bound, or an estimate.""",
+        [
+            "grid.uai --task mar --out grid.MAR",
+            "grid.uai --task pr --solver junction_tree --reference grid.uai.PR",
+            "grid.uai --evid grid.uai.evid --task map --set 'LocalSearch.size = 80'",
+        ],
     )
     p.add_argument("model", metavar="MODEL.uai", type=Path, help="a MARKOV or BAYES model")
     p.add_argument("--evid", metavar="FILE", type=Path, help="observed labels (default: none)")
@@ -47,17 +43,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="a name of gin/mrf/ or a gin file (default: belief_propagation, for map local_search)",
     )
-    p.add_argument(
-        "--set",
-        metavar="BINDING",
-        action="append",
-        default=[],
-        help="override one setting, as in gin: 'Name.parameter = value'; may be repeated",
-    )
-    p.add_argument("--seed", type=int, default=0, help="seed of the first start (default: 0)")
-    p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
-    p.add_argument("--out", metavar="FILE", type=Path, help="write the result there, in UAI's format of the task")
-    p.add_argument("--trace", metavar="FILE", type=Path, help="write a row per iteration of the run there, as CSV")
+    p.share("--set")
+    p.share("--import")
+    p.share("--seed", help="seed of the first start (default: 0)")
+    p.share("--device")
+    p.add_argument("--out", metavar="FILE", type=writable, help="write the result there, in UAI's format of the task")
+    p.add_argument("--trace", metavar="FILE", type=writable, help="write a row per iteration of the run there, as CSV")
     p.add_argument("--reference", metavar="FILE", type=Path, help="a result to compare with")
     return p
 
@@ -76,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     evidence = uai.read_evidence(arguments.evid) if arguments.evid else {}
     reference = read_reference(arguments.task, arguments.reference, graph) if arguments.reference else None
     print(f"{arguments.model.name}: {_describe(graph)}, {len(evidence)} observed", flush=True)
-    config = Config(f"mrf/{name}.gin" if name in known else name, arguments.set)
+    config = Config(f"mrf/{name}.gin" if name in known else name, arguments.set, arguments.imports)
     with config.explaining():
         result = _solve(on_device(graph, choose_device(arguments.device)), evidence, arguments.seed, config)
     _print(Path(name).stem, result, graph)

@@ -9,18 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrfquant.command_line import aligned, guarded
+from mrfquant.command_line import Parser, aligned, guarded
 from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
     from mrfquant.packing import PackedNetwork, PackedParameter
-
-EPILOG = """examples:
-  python -m mrfquant.inspect model.safetensors
-  python -m mrfquant.inspect runs/pmf_lenet300_digits-seed0-20260101-120000 --png labels.png
-
-Entropy is that of the labels of a parameter, in bits a weight: what an ideal compressor would leave.
-exit status: 0 done, 1 failed, 2 bad input, 130 interrupted"""
 
 
 @dataclass
@@ -37,16 +30,16 @@ class Row:
         return max(0.0, -sum(p * math.log2(p) for p in self.shares if p))
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(
-        prog="python -m mrfquant.inspect",
-        description="Show shape, levels, label histogram, entropy and bytes of every parameter.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        "inspect",
+        """Show shape, levels, label histogram, entropy and bytes of every parameter. Entropy is that of the labels
+        of a parameter, in bits a weight: what an ideal compressor would leave.""",
+        ["model.safetensors", "runs/pmf_lenet300_digits-seed0-20260101-120000 --png labels.png"],
     )
     p.add_argument("what", metavar="FILE|RUN", type=Path, help="a packed file, or the folder of a quantized run")
-    p.add_argument("--png", metavar="FILE", type=Path, help="draw the histograms there")
+    p.share("--png", help="draw the histograms there")
     return p
 
 

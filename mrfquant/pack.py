@@ -7,33 +7,28 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrfquant.command_line import guarded
+from mrfquant.command_line import Parser, guarded, writable
 from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
     from mrfquant.packing import PackedNetwork
 
-EPILOG = """examples:
-  python -m mrfquant.pack runs/pmf_lenet300_digits-seed0-20260101-120000 -o model.safetensors
-  python -m mrfquant.pack RUN -o model.safetensors --base3     (three levels: 1.6 bits a weight)
-  python -m mrfquant.pack RUN -o model.safetensors --onnx model.onnx
 
-Weights that are not exactly on their levels are refused. What is not quantized is stored as it is, and listed.
-exit status: 0 done, 1 failed, 2 bad input, 130 interrupted"""
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(
-        prog="python -m mrfquant.pack",
-        description="Write the best model of a run as one file in which a label takes bits, not a float.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        "pack",
+        """Write the best model of a run as one file in which a label takes bits, not a float. Weights that are not
+        exactly on their levels are refused. What is not quantized is stored as it is, and listed.""",
+        [
+            "runs/pmf_lenet300_digits-seed0-20260101-120000 -o model.safetensors",
+            "RUN -o model.safetensors --onnx model.onnx",
+        ],
     )
     p.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished, quantized run")
-    p.add_argument("-o", "--out", metavar="FILE", type=Path, required=True, help="the file to write")
-    p.add_argument("--base3", action="store_true", help="five labels of three levels in a byte")
-    p.add_argument("--onnx", metavar="FILE", type=Path, help="write the network as ONNX with packed weights, too")
+    p.add_argument("-o", "--out", metavar="FILE", type=writable, required=True, help="the file to write")
+    p.add_argument("--base3", action="store_true", help="five labels of three levels in a byte, 1.6 bits a weight")
+    p.add_argument("--onnx", metavar="FILE", type=writable, help="write the network as ONNX with packed weights, too")
     return p
 
 
@@ -47,10 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     network = pack_run(arguments.run, "base3" if arguments.base3 else "bits")
     if arguments.base3 and not any(p.encoding == "base3" for p in network.parameters.values()):
         raise BadInput(f"--base3 is for three levels, {arguments.run} has none: leave it out")
-    try:
-        size = network.write(arguments.out)
-    except OSError as error:
-        raise BadInput(f"cannot write {arguments.out}: {error.strerror}; give another --out") from None
+    size = network.write(arguments.out)
     for line in account(network, size):
         print(line)
     print(f"written      {arguments.out}")

@@ -8,30 +8,30 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from mrfquant.command_line import guarded
+from mrfquant.command_line import Parser, guarded
 from mrfquant.errors import BadInput
 
-EPILOG = """example:
-  python -m mrfquant.posterior runs/pmf_lenet300_digits-seed0-20260101-120000 --samples 1,5,20
 
-The distribution is that of the run's best model. Once beta is at its cap every label is decided and all samples are the
-rounded network: stop the annealing early (a smaller Geometric.cap) for a distribution worth sampling from."""
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(
-        prog="python -m mrfquant.posterior",
-        description="Average networks sampled from the learned distribution over labels.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        "posterior",
+        """Average networks sampled from the learned distribution over labels, that of the run's best model. Once
+        beta is at its cap every label is decided and all samples are the rounded network: stop the annealing
+        early (a smaller Geometric.cap) for a distribution worth sampling from.""",
+        ["runs/pmf_lenet300_digits-seed0-20260101-120000 --samples 1,5,20"],
     )
-    p.add_argument("run", metavar="RUN", type=Path, help="the folder of a quantized run")
-    p.add_argument("--samples", default="1,5,20", help="sizes of the ensembles, comma-separated (default: 1,5,20)")
-    p.add_argument("--seed", type=int, default=0, help="seed of the samples (default: 0)")
-    p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
-    p.add_argument("--data", metavar="ROOT", help="data root (default: $MRFQUANT_DATA, or ~/.cache/mrfquant/data)")
-    p.add_argument("--json", metavar="FILE", type=Path, help="write the figures there, too")
+    p.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished, quantized run")
+    p.add_argument(
+        "--samples",
+        metavar="N,N",
+        default="1,5,20",
+        help="sizes of the ensembles, comma-separated (default: 1,5,20)",
+    )
+    p.share("--seed", help="seed of the samples (default: 0)")
+    p.share("--device")
+    p.share("--data")
+    p.share("--json")
     return p
 
 

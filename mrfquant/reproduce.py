@@ -3,48 +3,46 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mrfquant.command_line import guarded
+from mrfquant.command_line import Parser, guarded
 from mrfquant.errors import BadInput
 from mrfquant.files import write_text
 from mrfquant.reproduction import TABLES, Campaign, Cell, render
 
-EPILOG = """examples:
-  python -m mrfquant.reproduce results --rows mnist --seeds 3 --jobs 2
-  python -m mrfquant.reproduce results --rows cifar10 --methods PMF,BC --scale small
-  python -m mrfquant.reproduce results --rows mnist --out runs/baselines     (all done: prints the table)
 
-What is done is kept: interrupted or run again, it goes on where it stopped, inside a run too.
-exit status: 0 every cell is done, 1 some failed, 2 bad input, 130 interrupted"""
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(
-        prog="python -m mrfquant.reproduce",
-        description="Run the cells of the paper's tables and set the results beside the paper's.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        "reproduce",
+        """Run the cells of the paper's tables and set the results beside the paper's. What is done is kept:
+        interrupted or run again, it goes on where it stopped, inside a run too.""",
+        [
+            "results --rows mnist --seeds 3 --jobs 2",
+            "results --rows cifar10 --methods PMF,BC --scale small",
+            "results --rows mnist --out runs/baselines",
+        ],
+        "0 every cell is done, 1 some failed, 2 bad input, 130 interrupted",
     )
     p.add_argument("table", choices=list(TABLES), metavar="TABLE", help=", ".join(TABLES))
     p.add_argument("--rows", metavar="NAMES", help="data sets or networks, comma-separated (default: all)")
     p.add_argument("--methods", metavar="NAMES", help="columns, comma-separated (default: all)")
-    p.add_argument("--seeds", type=int, default=1, help="runs of every cell (default: 1)")
+    p.add_argument("--seeds", metavar="N", type=int, default=1, help="runs of every cell (default: 1)")
     p.add_argument("--scale", choices=["paper", "small"], default="paper", help="budget (default: paper)")
-    p.add_argument("--jobs", type=int, default=1, help="cells at a time; they share the cores (default: 1)")
-    p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
+    p.share("--jobs", help="cells at a time; they share the cores (default: 1)")
+    p.share("--device")
     p.add_argument(
         "--compile", action="store_true", help="train through torch.compile (needs a C++ compiler on the CPU)"
     )
-    p.add_argument("--data", metavar="ROOT", help="data root (default: $MRFQUANT_DATA, or ~/.cache/mrfquant/data)")
-    p.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/reproduce"), help="default: runs/reproduce")
-    p.add_argument("--wandb", choices=["online", "offline", "disabled"], default="disabled", help="default: disabled")
-    p.add_argument("--smoke", action="store_true", help="20 iterations on stand-in data in every cell")
-    p.add_argument("--markdown", metavar="FILE", type=Path, help="write the table there, too")
+    p.share("--data")
+    p.add_argument(
+        "--out", metavar="DIR", type=Path, default=Path("runs/reproduce"), help="of the runs (default: runs/reproduce)"
+    )
+    p.share("--wandb", default="disabled", help="Weights & Biases (default: disabled)")
+    p.share("--smoke")
+    p.share("--markdown")
     return p
 
 
@@ -89,7 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
     total = len(cells) * arguments.seeds
     done = sum(map(len, campaign.accuracies().values()))
     print(f"{total} runs, {done} done already", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill stops like Ctrl-C
     failed = 0
     for outcome in campaign.run():
         done, what = done + 1, f"{outcome.cell.config} {' '.join(outcome.cell.settings)} seed {outcome.seed}"

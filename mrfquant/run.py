@@ -8,48 +8,39 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from mrfquant.command_line import StopRequest, guarded
+from mrfquant.command_line import Parser, StopRequest, guarded
 from mrfquant.errors import BadInput, RunFailed
 
-EPILOG = """examples:
-  python -m mrfquant.run --gin gin/ref_lenet300_digits.gin
-  python -m mrfquant.run --gin gin/ref_lenet300_digits.gin --set 'Trainer.iterations = 500' --seed 1
-  python -m mrfquant.run --resume runs/ref_lenet300_digits-seed0-20260101-120000
 
-exit status: 0 finished, 1 the run failed, 2 bad input, 128 + signal when stopped (the run can be resumed)"""
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(
-        prog="python -m mrfquant.run",
-        description="Train and evaluate the network that a gin file describes.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        "run",
+        """Train and evaluate the network that a gin file describes. Ctrl-C or SIGTERM saves the run and says how to
+        go on; killed at any moment, it goes on from its last checkpoint with --resume.""",
+        [
+            "--gin gin/ref_lenet300_digits.gin",
+            "--gin gin/ref_lenet300_digits.gin --set 'Trainer.iterations = 500' --seed 1",
+            "--gin my.gin --import my_solver",
+            "--resume runs/ref_lenet300_digits-seed0-20260101-120000",
+        ],
+        "0 finished, 1 the run failed, 2 bad input, 128 + signal when stopped (the run can be resumed)",
     )
     what = p.add_mutually_exclusive_group(required=True)
     what.add_argument("--gin", metavar="FILE", help="the configuration to run")
     what.add_argument("--resume", metavar="RUN", type=Path, help="continue a run from its newest checkpoint")
-    p.add_argument(
-        "--set",
-        metavar="BINDING",
-        action="append",
-        default=[],
-        help="override one setting, as in gin: 'Name.parameter = value'; may be repeated",
-    )
-    p.add_argument("--seed", type=int, help="seed of initialisation and data order (default: the config's, or 0)")
-    p.add_argument("--smoke", action="store_true", help="20 iterations on stand-in data: does this config work here?")
-    p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
-    p.add_argument("--data", metavar="ROOT", help="data root (default: $MRFQUANT_DATA, or ~/.cache/mrfquant/data)")
+    p.share("--set")
+    p.share("--import")
+    p.share("--seed", default=None, help="seed of initialisation and data order (default: the config's, or 0)")
+    p.share("--smoke")
+    p.share("--device")
+    p.share("--data")
     p.add_argument("--out", metavar="DIR", type=Path, help="the run's folder (default: a new one under runs/)")
-    p.add_argument(
-        "--wandb",
-        choices=["online", "offline", "disabled"],
-        help="Weights & Biases (default: online with credentials, offline without)",
-    )
+    p.share("--wandb", help="Weights & Biases (default: online with credentials, offline without)")
     return p
 
 
@@ -72,18 +63,20 @@ def run(arguments: argparse.Namespace, collectors: Sequence[Any] = ()) -> int:
             return 0
         config = Config(folder.config)
     else:
-        config = Config(arguments.gin, bindings(arguments))
+        config = Config(arguments.gin, bindings(arguments), arguments.imports)
     team, device = join_team(choose_device(arguments.device))
     with config.explaining():
         experiment = Experiment(device=device, data_root=data_root(arguments.data), team=team)
         trainer = experiment.trainer()
         config.refuse_unused()
-    with StopRequest() as stop:  # before there is a folder, so that nothing is left unsaid in it
+    with StopRequest() as stop, ExitStack() as held:  # before there is a folder, so that nothing is left unsaid in it
         trainer.should_stop = stop
         if not resumed:
             path = arguments.out or new_run_path(Path("runs"), config.file.stem, experiment.seed)
             path = Path(team.agree(str(path)))
             folder = RunFolder.create(path, config.text()) if team.leads else RunFolder(path)
+        if team.leads:
+            held.enter_context(folder.owned())
         console = Console(folder.log) if team.leads else Console(Path(os.devnull), open(os.devnull, "w"))  # noqa: SIM115
         try:
             if team.leads:
@@ -171,7 +164,12 @@ def go_on(say: Any, trainer: Any, folder: Any) -> None:
     if state is None:
         say("no checkpoint yet: starting from the beginning")
     else:
-        trainer.load_state_dict(state)
+        try:
+            trainer.load_state_dict(state)
+        except (BadInput, RuntimeError, ValueError, LookupError, TypeError) as error:  # torch's own where shapes differ
+            reason = str(error).split("\n")[0].rstrip(": ")
+            told = f"{folder.path} cannot be resumed, its checkpoint is of another config.gin than is there"
+            raise BadInput(f"{told}: {reason}") from None
         say(f"going on from iteration {trainer.iteration:,}")
 
 
@@ -191,7 +189,8 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point."""
     p = parser()
     arguments = p.parse_args(argv)
-    if arguments.resume and (arguments.set or arguments.seed is not None or arguments.smoke or arguments.out):
+    others = (arguments.set, arguments.imports, arguments.seed is not None, arguments.smoke, arguments.out)
+    if arguments.resume and any(others):
         p.error("--resume continues a run as it was configured: it goes with --device, --data and --wandb only")
     return guarded(run, arguments)
 

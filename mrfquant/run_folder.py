@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +34,7 @@ class RunFolder:
     log.txt        what the console said
     checkpoints/   the last two states and the best model
     summary.json   the results; written last, so a folder that has it is finished
+    .lock          held by the process that works here; the system frees it when that ends, however it ends
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,6 +64,16 @@ class RunFolder:
             what = "has no config.gin" if path.is_dir() else "is not there"
             raise BadInput(f"{path} is not a run, it {what}: give the folder of a run, as found under runs/")
         return run
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Within the block no other process can own this run."""
+        with open(self.path / ".lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadInput(f"another process is at work on {self.path}: wait until it ends, or stop it") from None
+            yield
 
     def summary(self) -> dict[str, Any] | None:
         """The results of a finished run, or None."""

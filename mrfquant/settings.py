@@ -44,6 +44,29 @@ Fraction = Annotated[float, Check(lambda v: 0 <= v <= 1, "a number between 0 and
 Damping = Annotated[float, Check(lambda v: 0 <= v < 1, "a number from 0 up to but not 1")]
 
 
+def recipe(kind: type, words: str) -> Any:
+    """The type of a setting that names a part to be built later: a class of that kind, or a function that makes one."""
+    return Annotated[Callable[..., Any], Check(lambda v: issubclass(_product(v) or kind, kind), words)]
+
+
+def built(binding: str, value: Any, kind: type, words: str) -> Any:
+    """What a recipe has made, refused unless it is of its kind."""
+    if not isinstance(value, kind):
+        raise BadSetting(binding, value, words)
+    return value
+
+
+def _product(value: Any) -> type | None:
+    """The class that a recipe makes, as far as it can be known without building it."""
+    if inspect.isclass(value):
+        return value
+    try:
+        made = typing.get_type_hints(inspect.unwrap(value)).get("return")
+    except (NameError, TypeError, AttributeError):
+        return None
+    return made if inspect.isclass(made) else None
+
+
 def configurable(part: T | None = None, *, supplied: Sequence[str] = ()) -> T:
     """Register a class or function with gin under its own name and check the settings it is built with.
 
@@ -56,6 +79,9 @@ def configurable(part: T | None = None, *, supplied: Sequence[str] = ()) -> T:
         part.__init__ = _checked(part.__init__, supplied)  # type: ignore[misc]
     else:
         part = _checked(part, supplied)
+    selectors = gin.config._REGISTRY.matching_selectors(part.__name__)
+    if twins := [s for s in selectors if s != f"{part.__module__}.{part.__name__}"]:
+        raise BadInput(f"{part.__module__}.{part.__name__} has the name of {twins[0]}: give it another")
     return gin.configurable(part, denylist=list(supplied) or None)
 
 
@@ -64,7 +90,8 @@ def _checked(function: Callable[..., Any], supplied: Sequence[str]) -> Callable[
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        hints = typing.get_type_hints(function, include_extras=True)
+        # Unwrapped: a class may inherit the __init__ of one that was registered before it.
+        hints = typing.get_type_hints(inspect.unwrap(function), include_extras=True)
         name = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
         given = signature.bind_partial(*args, **kwargs).arguments
         for parameter, declared in signature.parameters.items():

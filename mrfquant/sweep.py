@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -14,41 +13,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mrfquant.command_line import guarded
+from mrfquant.command_line import Parser, guarded
 from mrfquant.config import Config
 from mrfquant.errors import BadInput, RunFailed
 from mrfquant.search_space import Dimension, read_space
 
-EPILOG = """example:
-  python -m mrfquant.sweep --gin gin/pmf_lenet300_mnist.gin --space gin/spaces/pmf.space --trials 20 --jobs 2
-
-Every trial is a run in its own folder under --out; trials that fall behind are ended early. Interrupted or given more
---trials, the sweep goes on from what its storage holds: a trial that was killed goes on from its last checkpoint. The
-best trial's configuration is written to best.gin, which runs as it is. Test accuracy plays no role."""
-
 HEARTBEAT = 5  # seconds; a worker that is silent for three of them is taken for dead
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(
-        prog="python -m mrfquant.sweep",
-        description="Search the settings of a configuration with Optuna, chosen by validation accuracy.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        "sweep",
+        """Search the settings of a configuration with Optuna, chosen by validation accuracy; test accuracy plays no
+        role. Every trial is a run in its own folder under --out; trials that fall behind are ended early.
+        Interrupted or given more --trials, the sweep goes on from what its storage holds: a trial that was
+        killed goes on from its last checkpoint. The best trial's configuration is written to best.gin, which
+        runs as it is.""",
+        ["--gin gin/pmf_lenet300_mnist.gin --space gin/spaces/pmf.space --trials 20 --jobs 2"],
     )
     p.add_argument("--gin", metavar="FILE", required=True, help="the configuration to start from")
     p.add_argument("--space", metavar="FILE", type=Path, required=True, help="what to vary, as gin/spaces/pmf.space")
-    p.add_argument("--trials", type=int, required=True, help="trials in all, over all workers and sessions")
-    p.add_argument("--set", metavar="BINDING", action="append", default=[], help="override one setting in every trial")
-    p.add_argument("--seed", type=int, default=0, help="seed of every trial and of the search (default: 0)")
-    p.add_argument("--jobs", type=int, default=1, help="workers; they share the cores (default: 1)")
+    p.add_argument("--trials", metavar="N", type=int, required=True, help="trials in all, over workers and sessions")
+    p.share("--set")
+    p.share("--import")
+    p.share("--seed", help="seed of every trial and of the search (default: 0)")
+    p.share("--jobs", help="workers; they share the cores (default: 1)")
     p.add_argument("--out", metavar="DIR", type=Path, help="the sweep's folder (default: runs/sweep-<config>)")
     p.add_argument("--storage", metavar="URL", help="Optuna storage (default: sqlite in the sweep's folder)")
-    p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
-    p.add_argument("--data", metavar="ROOT", help="data root (default: $MRFQUANT_DATA, or ~/.cache/mrfquant/data)")
-    p.add_argument("--wandb", choices=["online", "offline", "disabled"], default="disabled", help="default: disabled")
-    p.add_argument("--smoke", action="store_true", help="20 iterations on stand-in data in every trial")
+    p.share("--device")
+    p.share("--data")
+    p.share("--wandb", default="disabled", help="Weights & Biases (default: disabled)")
+    p.share("--smoke")
     p.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     return p
 
@@ -109,6 +105,7 @@ def run_trial(trial: Any, space: Sequence[Dimension], arguments: argparse.Namesp
     else:
         bindings = [word for binding in [*arguments.set, *chosen] for word in ("--set", binding)]
         what = ["--gin", arguments.gin, *bindings, "--seed", str(arguments.seed), "--out", str(folder)]
+        what += [word for module in arguments.imports for word in ("--import", module)]
         what += ["--smoke"] if arguments.smoke else []
     try:
         status = runs.run(runs.parser().parse_args([*what, *common]), [Report()])
@@ -161,7 +158,8 @@ def lead(arguments: argparse.Namespace) -> int:
     read_space(arguments.space)
     import mrfquant.experiment  # noqa: F401 - the names in the configuration
 
-    config = Config(arguments.gin, arguments.set)  # a mistake in it is found here, not by every worker
+    # A mistake in it is found here, not by every worker.
+    config = Config(arguments.gin, arguments.set, arguments.imports)
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -171,7 +169,6 @@ def lead(arguments: argparse.Namespace) -> int:
     if study.user_attrs.setdefault("asked", asked) != asked:
         raise BadInput(f"{arguments.storage} holds a sweep of other settings or another space: give another --out")
     study.set_user_attr("asked", asked)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill stops like Ctrl-C
     told = {trial.number for trial in ended(study)}
     print(f"{arguments.trials} trials, {len(told)} ended already; in {arguments.out}", flush=True)
     workers = [start_worker(arguments, number) for number in range(arguments.jobs)]

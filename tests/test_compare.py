@@ -115,9 +115,7 @@ def test_what_cannot_be_compared_is_refused(command, runs, tmp_path):
 
 def test_what_cannot_be_written_is_refused(command, runs, tmp_path):
     (tmp_path / "file").write_text("")
-    for flag in ("--html", "--csv", "--png"):
-        refused(command(runs, flag, tmp_path / "file" / "x"), f"cannot write {tmp_path / 'file' / 'x'}")
-    refused(command(runs, "--csv", tmp_path), "cannot write")
+    refused(command(runs, "--png", tmp_path / "file" / "x"), f"cannot write {tmp_path / 'file' / 'x'}")
 
 
 def test_nothing_heavy_is_imported_for_help_and_tables(runs):

@@ -50,7 +50,7 @@ def test_includes_are_found_beside_the_file_and_expanded(write):
         ("StepDecay.scale = = 0.5", 1, "Unable to parse value"),
         ("StepDecay.scale = @nothing", 1, "No configurable matching reference '@nothing'"),
         ("include 'nowhere.gin'", 1, "Unable to open file: nowhere.gin"),
-        ("import no_such_module", 1, "No module named 'no_such_module'"),
+        ("import no_such_module", 1, "there is no module 'no_such_module'"),
         ("include 'base.gin'\n\nStepDecay.scale = -1", 3, "StepDecay.scale = -1, expected a finite number above 0"),
         ("include 'base.gin'\nStepDecay.scale = 1\nCosineDecay.final = 1.0", 3, "nothing in this run reads it"),
         ("include 'base.gin'\nStepDecay.scale = 1\nspeed = 3", 3, "speed is bound"),
@@ -66,6 +66,16 @@ def test_a_mistake_is_told_with_file_and_line(write, text, line, message):
 def test_a_mistake_inside_an_include_names_the_included_file(write):
     write("StepDecay.interval = 0", "base.gin")
     assert "base.gin:1" in refused(write("include 'base.gin'\nStepDecay.scale = 0.5"))
+
+
+def test_a_mistake_that_is_about_no_setting_has_no_place(write):
+    def fail():
+        StepDecay()
+        raise BadInput("something else is wrong")
+
+    assert (
+        refused(write("include 'base.gin'\nspeed = 1\nStepDecay.scale = %speed"), use=fail) == "something else is wrong"
+    )
 
 
 def test_an_undefined_macro_is_told(write):

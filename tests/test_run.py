@@ -10,6 +10,7 @@ import torch
 
 from mrfquant.data.torchvision_import import import_torchvision
 from mrfquant.run import main
+from mrfquant.run_folder import RunFolder
 
 REF = "gin/ref_lenet300_digits.gin"
 SHORT = [
@@ -65,7 +66,8 @@ def test_a_run_writes_everything_it_promises(run, tmp_path):
     folder = tmp_path / "run"
     assert (status, err) == (0, "")
     assert {f.name for f in folder.iterdir()} == {
-        *("config.gin", "operative.gin", "env.json", "metrics.jsonl", "summary.json", "log.txt", "checkpoints")
+        *("config.gin", "operative.gin", "env.json", "metrics.jsonl", "summary.json", "log.txt", "checkpoints"),
+        ".lock",
     }
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["method"], summary["model"], summary["dataset"]) == ("REF", "lenet300", "digits")
@@ -213,6 +215,28 @@ def test_resume_of_what_is_not_a_run_is_refused(run, tmp_path):
     refused(run("--resume", tmp_path / "nowhere"), "is not a run, it is not there")
 
 
+def test_two_processes_do_not_work_on_one_run(run, finished):
+    unfinish(finished)
+    with RunFolder(finished).owned():
+        refused(run("--resume", finished), f"another process is at work on {finished}")
+    assert run("--resume", finished)[0] == 0
+
+
+def test_a_config_changed_to_another_network_is_told_when_resumed(run, finished):
+    unfinish(finished)
+    config = finished / "config.gin"
+    text = config.read_text()
+    config.write_text(text.replace("@LeNet300", "@LeNet5"))
+    refused(run("--resume", finished), "cannot be resumed, its checkpoint is of another config.gin")
+    config.write_text(text)
+    assert run("--resume", finished)[0] == 0
+
+
+def test_a_team_of_which_half_is_missing_is_told(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused(run("--gin", REF, "--out", tmp_path / "run"), "WORLD_SIZE = 2", "torchrun")
+
+
 def test_resume_does_not_take_other_settings(run, finished):
     status, _, err = run("--resume", finished, "--seed", "1")
     assert status == 2
@@ -229,7 +253,13 @@ def test_resume_does_not_take_other_settings(run, finished):
         ("Trainer.iterations = 'many'", ["Trainer.iterations = 'many'", "a whole number above 0"]),
         ("Trainer.speed = 9", ["doesn't have a parameter named 'speed'"]),
         ("SGD.lr = 0.1", ["SGD.lr", "nothing in this run reads it"]),
-        ("Adam.lr = -1.0", ["the optimizer Adam cannot be built", "-1.0"]),
+        ("Adam.lr = -1.0", ["the optimizer Adam cannot be built", "-1.0", "--set 'Adam.lr = -1.0')"]),
+        ("Labelling.levels = [1]", ["Labelling.levels = [1.0]", "two or more different finite numbers", "--set"]),
+        ("Experiment.model = @Adam", ["Experiment.model = @Adam, expected a network, as @LeNet300 (bound at --set"]),
+        ("Experiment.model = @digits", ["Experiment.model = @digits, expected a network"]),
+        ("Experiment.dataset = @LeNet300", ["Experiment.dataset = @LeNet300, expected a data set, as @digits"]),
+        ("Experiment.optimizer = @Geometric", ["Experiment.optimizer = @Geometric, expected an optimizer, as @Adam"]),
+        ("Experiment.inference = @Adam", ["Experiment.inference = @Adam, expected a solver, as @ProximalMeanField"]),
         ("Experiment.model = @LeNet300()", ["name it @LeNet300, without parentheses"]),
         ("Trainer.learning_rate = @StepDecay", ["write @StepDecay() to build it"]),
         ("Experiment.model = 'LeNet300'", ["Experiment.model = 'LeNet300'"]),

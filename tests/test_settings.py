@@ -70,6 +70,18 @@ def test_what_the_framework_supplies_cannot_be_bound():
         gin.parse_config("Part.network = 'mine'")
 
 
+def test_a_part_may_inherit_its_settings_from_another():
+    @configurable(supplied=["network"])
+    class Heir(Part):
+        pass
+
+    assert Heir("net", count=3).count == 3
+    with pytest.raises(BadSetting, match=r"Heir\.count = 0"):
+        Heir("net", count=0)
+    gin.parse_config("Heir.count = 5")
+    assert Heir("net").count == 5
+
+
 def test_missing_settings_and_needless_parentheses_are_told():
     with pytest.raises(BadInput, match=r"recipe\.count is needed and not set"):
         recipe()

@@ -5,11 +5,10 @@ from mrfquant.data.cifar import cifar10, cifar100
 from mrfquant.data.dataset import Dataset, DatasetInfo, Split
 from mrfquant.data.digits import digits
 from mrfquant.data.mnist import mnist
+from mrfquant.data.registry import DATASETS, dataset
 from mrfquant.data.root import data_root
 from mrfquant.data.stand_in import stand_in
 from mrfquant.data.tinyimagenet import tinyimagenet
-
-DATASETS = {load.__name__: load for load in (digits, mnist, cifar10, cifar100, tinyimagenet)}
 
 __all__ = [
     "DATASETS",
@@ -20,6 +19,7 @@ __all__ = [
     "cifar10",
     "cifar100",
     "data_root",
+    "dataset",
     "digits",
     "evaluation_batches",
     "mnist",

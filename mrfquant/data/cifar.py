@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from mrfquant.data.dataset import Dataset, DatasetInfo, Split
+from mrfquant.data.registry import dataset
 from mrfquant.data.root import REPAIR, Download, fetch, read_checked
 from mrfquant.errors import BadInput
-from mrfquant.settings import configurable
 
 CIFAR10 = DatasetInfo(
     name="cifar10",
@@ -56,14 +56,14 @@ FILES100 = {
 URL = "https://www.cs.toronto.edu/~kriz/"
 
 
-@configurable(supplied=["root"])
+@dataset
 def cifar10(root: Path) -> Dataset:
     """Photographs, 32x32, 10 classes; the first 45,000 train, the last 5,000 of the training files validate."""
     fetch(root, [Download(URL + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", tuple(FILES10))])
     return _dataset(CIFAR10, root, FILES10, label_ranges=[10])
 
 
-@configurable(supplied=["root"])
+@dataset
 def cifar100(root: Path) -> Dataset:
     """Photographs, 32x32, 100 fine classes; the first 45,000 train, the last 5,000 of the training file validate."""
     fetch(root, [Download(URL + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", tuple(FILES100))])

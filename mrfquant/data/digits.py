@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from mrfquant.data.dataset import Dataset, DatasetInfo, Split
-from mrfquant.settings import configurable
+from mrfquant.data.registry import dataset
 
 DIGITS = DatasetInfo(
     name="digits",
@@ -21,7 +21,7 @@ DIGITS = DatasetInfo(
 HELD_OUT = 300  # images of the validation split, and of the test split
 
 
-@configurable(supplied=["root"])
+@dataset
 def digits(root: Path) -> Dataset:
     """The 8x8 digits enlarged to MNIST's 28x28; 1,197 train, 300 validation, 300 test, the same at every call.
 

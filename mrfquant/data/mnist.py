@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from mrfquant.data.dataset import Dataset, DatasetInfo, Split
+from mrfquant.data.registry import dataset
 from mrfquant.data.root import Download, fetch, read_checked
-from mrfquant.settings import configurable
 
 MNIST = DatasetInfo(
     name="mnist",
@@ -31,7 +31,7 @@ FILES = {  # name: size and md5 of the file, md5 of the compressed file that the
 }
 
 
-@configurable(supplied=["root"])
+@dataset
 def mnist(root: Path) -> Dataset:
     """Handwritten digits, 28x28; the first 50,000 train, the last 10,000 of the training file validate, 10,000 test."""
     fetch(root, [_download(name) for name in FILES if _present(root, name) is None])

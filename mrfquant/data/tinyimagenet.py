@@ -16,10 +16,10 @@ from PIL import Image
 from tqdm import tqdm
 
 from mrfquant.data.dataset import Dataset, DatasetInfo, Split
+from mrfquant.data.registry import dataset
 from mrfquant.data.root import Download, fetch
 from mrfquant.errors import BadInput
 from mrfquant.files import atomic
-from mrfquant.settings import configurable
 
 TINYIMAGENET = DatasetInfo(
     name="tinyimagenet",
@@ -37,7 +37,7 @@ DOWNLOAD = Download(
 REPAIR = f"put the right file there, or delete the folder {FOLDER} so that it is downloaded again"
 
 
-@configurable(supplied=["root"])
+@dataset
 def tinyimagenet(root: Path) -> Dataset:
     """Photographs, 64x64, 200 classes; 100,000 train. The 10,000 validation images are the test images as well, since
     the labels of the official test images are not public."""

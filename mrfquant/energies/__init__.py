@@ -1,6 +1,7 @@
 """Energies: models of the expected loss around a labelling."""
 
 from mrfquant.energies.base import Energy
+from mrfquant.energies.pairwise import PairwiseEnergy
 from mrfquant.energies.taylor import FirstOrderTaylor
 
-__all__ = ["Energy", "FirstOrderTaylor"]
+__all__ = ["Energy", "FirstOrderTaylor", "PairwiseEnergy"]

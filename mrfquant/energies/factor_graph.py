@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mrfquant.energies.base import Energy
 from mrfquant.labelling import Block
-from mrfquant.mrf.factor_graph import FactorGraph
+
+if TYPE_CHECKING:
+    from mrfquant.mrf.factor_graph import FactorGraph  # whose package imports this file
 
 
 class FactorGraphEnergy(Energy):

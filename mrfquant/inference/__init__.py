@@ -1,7 +1,7 @@
 """Solvers: each minimises an energy over the labels of a network's parameters."""
 
 from mrfquant.inference.base import Inference
-from mrfquant.inference.latent import BinaryConnect, LatentInference, ProxQuant
+from mrfquant.inference.latent import BinaryConnect, LatentInference, ProxQuant, Rounded
 from mrfquant.inference.mean_field import MeanField
 from mrfquant.inference.projected import (
     MirrorDescent,
@@ -23,5 +23,6 @@ __all__ = [
     "ProximalICM",
     "ProximalMeanField",
     "Reference",
+    "Rounded",
     "SparsemaxPGD",
 ]

@@ -53,6 +53,7 @@ class Inference(ABC):
         if not labelling.blocks and self.needs_levels:
             raise BadInput(f"{type(self).__name__} needs levels to choose from: set Labelling.levels, as in [-1, 1]")
         self.labelling, self.energy = labelling, energy or FirstOrderTaylor()
+        self.energy.attach(labelling)
         self.schedule = beta or Constant(1.0)
         self.iteration = 0
         self.budget: int | None = None
@@ -188,11 +189,17 @@ class Inference(ABC):
             "w": self.labelling.labelled.w,
             "scale": self.labelling.scale,
             "free": self.labelling.free.w,
+            "energy": self.energy.state_dict(),
         }
 
     @torch.no_grad()
     def load_solution(self, solution: dict[str, Any]) -> None:
         """Stand where a solver of the same kind on the same labelling stood."""
+        mine, given = ([x.shape for x in (*s["variables"], s["w"], s["free"])] for s in (self.solution(), solution))
+        if mine != given:
+            raise BadInput(
+                "the saved state does not fit: it is of another network, other levels or another kind of solver"
+            )
         self.iteration = solution["iteration"]
         for x, saved in zip(self.variables, solution["variables"], strict=True):
             x.copy_(saved)
@@ -200,6 +207,8 @@ class Inference(ABC):
         self.labelling.free.w.copy_(solution["free"])
         if self.labelling.scale is not None:
             self.labelling.scale.copy_(solution["scale"])  # blocks have views of it
+        if energy := solution.get("energy"):  # not there in older files
+            self.energy.load_state_dict(energy)
         for block, x in self.pairs():
             self.restore(block, x)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from mrfquant.energies import Energy
+from mrfquant.entropies import Entropy
 from mrfquant.inference.base import OptimizerRecipe
 from mrfquant.inference.projected import ProjectedInference
 from mrfquant.labelling import Block, Labelling
@@ -37,14 +38,15 @@ class MeanField(ProjectedInference):
         beta: Schedule | None = None,
         energy: Energy | None = None,
         damping: Damping = 0.999,
+        entropy: Entropy | None = None,
     ) -> None:
         self.damping = damping
-        super().__init__(labelling, optimizer, Softmax(), beta, energy)
+        super().__init__(labelling, optimizer, Softmax(), beta, energy, entropy=entropy)
 
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
         # Scaled so that the first u is as undecided as the other solvers' is at beta = 1.
         return super().start(block, draw).div_(self.beta)
 
     def gradient(self, block: Block, x: Tensor) -> None:
-        g = self.energy.gradient(block, self.marginals(block, x))
+        g = self.energy.gradient_here(block, self.marginals(block, x))
         x.mul_(self.damping).sub_(g if block.is_pair else g.sub_(g.mean(0)), alpha=1 - self.damping)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mrfquant.energies import Energy
+from mrfquant.entropies import Entropy
 from mrfquant.inference.base import Inference, OptimizerRecipe
 from mrfquant.labelling import Block, Labelling
 from mrfquant.projections import Hardmax, Jacobian, Projection, Softmax, Sparsemax
@@ -35,8 +36,9 @@ class ProjectedInference(Inference):
         beta: Schedule | None = None,
         energy: Energy | None = None,
         auxiliary: bool = True,
+        entropy: Entropy | None = None,
     ) -> None:
-        self.projection, self.auxiliary = projection, auxiliary
+        self.projection, self.auxiliary, self.entropy = projection, auxiliary, entropy
         # u of every block that is kept as planes; a pair's u can be read off the weights. The gradient is built in its
         # place, since u is not needed any more once the gradient is known.
         self._planes = {b.start: b.variables() for b in labelling.blocks if not b.is_pair}
@@ -49,13 +51,13 @@ class ProjectedInference(Inference):
     def gradient(self, block: Block, x: Tensor) -> Tensor:
         u = self.marginals(block, x)
         if self.auxiliary:
-            return self.energy.pull_back(block, u, x, self.beta, self.projection)
-        g = self.energy.gradient(block, u)
+            return self.energy.pull_back(block, u, x, self.beta, self.projection_of(block))
+        g = self.energy.gradient_here(block, u)
         return g if block.is_pair else g.sub_(g.mean(0))
 
     def project(self, block: Block, x: Tensor) -> None:
         if self.auxiliary and not block.is_pair:
-            self.projection.weights(x, block.q, self.beta, self._planes[block.start], block.w)
+            self.projection_of(block).weights(x, block.q, self.beta, self._planes[block.start], block.w)
             block.apply_scale()
             return
         u = self._project(block, x)
@@ -64,7 +66,7 @@ class ProjectedInference(Inference):
         block.write(u)  # comes last: a pair's u lies where the weights go
 
     def labels(self, block: Block, x: Tensor) -> Tensor:
-        return block.likeliest(x)
+        return block.likeliest(x if self.entropy is None else self.marginals(block, x))
 
     def settings(self) -> dict[str, float]:
         return super().settings() | ({"beta": self.beta} if self.relaxed else {})
@@ -73,17 +75,24 @@ class ProjectedInference(Inference):
         if not block.is_pair:
             if self.auxiliary:  # by the operations of `project`, so that it is the same u to the bit
                 w = torch.empty_like(block.w)
-                self.projection.weights(x, block.q, self.beta, self._planes[block.start], w)
+                self.projection_of(block).weights(x, block.q, self.beta, self._planes[block.start], w)
             else:
                 self._planes[block.start].copy_(x)
 
     def marginals(self, block: Block, x: Tensor) -> Tensor:
         return block.pair_of_weights() if block.is_pair else self._planes[block.start]
 
+    def projection_of(self, block: Block) -> Projection:
+        """The map from the auxiliary variables of a block to its u."""
+        if self.entropy is None:
+            return self.projection
+        return self.entropy.projection(block, self.projection, self.energy)
+
     def _project(self, block: Block, x: Tensor) -> Tensor:
+        projection = self.projection_of(block)
         if block.is_pair:
-            return self.projection.pair(x, self.beta, out=block.w)
-        return self.projection.planes(x, self.beta, out=self._planes[block.start])
+            return projection.pair(x, self.beta, out=block.w)
+        return projection.planes(x, self.beta, out=self._planes[block.start])
 
     @staticmethod
     def _in_aux_form(block: Block, u: Tensor) -> Tensor:
@@ -98,6 +107,7 @@ class ProximalMeanField(ProjectedInference):
     Args:
         jacobian: of softmax, see `mrfquant.projections.Softmax`.
         auxiliary: keep auxiliary variables (Algorithm 1), or update u itself by Theorem 3.1.
+        entropy: factorised by default, which makes the projection softmax.
     """
 
     method = "PMF"
@@ -110,8 +120,10 @@ class ProximalMeanField(ProjectedInference):
         energy: Energy | None = None,
         jacobian: Jacobian = "reference",
         auxiliary: bool = True,
+        entropy: Entropy | None = None,
     ) -> None:
-        super().__init__(labelling, optimizer, Softmax(jacobian), beta or Geometric(rho=1.02), energy, auxiliary)
+        beta = beta or Geometric(rho=1.02)
+        super().__init__(labelling, optimizer, Softmax(jacobian), beta, energy, auxiliary, entropy)
         if not auxiliary:
             self.method = "PMF without auxiliary"
 

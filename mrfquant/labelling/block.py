@@ -112,6 +112,15 @@ class Block:
         """u as planes (d, m)."""
         return torch.stack([(1 - u) / 2, (1 + u) / 2]) if self.is_pair else u
 
+    def moments(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of each weight under u, with its scale: (m,) each."""
+        if self.is_pair:
+            mean, variance = self.levels.middle + self.levels.half_gap * u, self.levels.half_gap**2 * (1 - u * u)
+        else:
+            mean = self.q @ u
+            variance = ((self.q[:, None] - mean).square() * u).sum(0)
+        return (mean, variance) if self.scale is None else (mean * self.scale, variance * self.scale.square())
+
     def entropy(self, u: Tensor) -> Tensor:
         """The entropy of each variable in bits: (m,)."""
         return torch.special.entr(self.probabilities(u)).sum(0) / math.log(2)

@@ -36,7 +36,8 @@ class Labelling:
             magnitude of its initial weights over that of the levels, as Binary Weight Networks do.
 
     Attributes:
-        labelled, free: the vectors. blocks: views of `labelled`, one per level set. scale: (m,) or None for 1.
+        model: the network. labelled, free: the vectors. blocks: views of `labelled`, one per level set.
+        scale: (m,) or None for 1.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Labelling:
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trainable:
             raise BadInput("the network has no trainable parameter: there is nothing to label or to train")
+        self.model = model
         sets = _sets_by_name(trainable, levels, exclude)
         ordered = {s: {n: p for n, p in trainable.items() if sets.get(n) == s} for s in dict.fromkeys(sets.values())}
         self.labelled = FlatParameters({n: p for group in ordered.values() for n, p in group.items()})
@@ -127,7 +129,10 @@ def _sets_by_name(
     """The level set of every labelled parameter, in the order of the parameters."""
     if levels is None:
         if exclude:
-            raise BadInput(f"Labelling.exclude = {list(exclude)} without levels: there is nothing to exclude from")
+            raise BadInput(
+                f"Labelling.exclude = {list(exclude)} without levels: there is nothing to exclude from",
+                "Labelling.exclude",
+            )
         return {}
     patterns = dict(levels) if isinstance(levels, Mapping) else {"*": levels}
     first = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in names}
@@ -136,7 +141,8 @@ def _sets_by_name(
     if idle:
         raise BadInput(
             f"the pattern {idle[0]!r} of the labelling decides about no parameter (the first that fits counts); "
-            f"there are {', '.join(names)}"
+            f"there are {', '.join(names)}",
+            "Labelling.levels" if idle[0] in patterns else "Labelling.exclude",
         )
     out = {name for found in excluded.values() for name in found}
     return {

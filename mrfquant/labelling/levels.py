@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mrfquant.errors import BadInput
+from mrfquant.errors import BadSetting
 from mrfquant.settings import Count, Positive, configurable
 
 
@@ -22,12 +22,8 @@ class LevelSet:
 
     def __init__(self, values: Sequence[float]) -> None:
         given = [float(v) for v in values]
-        if len(given) < 2:
-            raise BadInput(f"levels {given}: at least two are needed to choose from")
-        if not all(math.isfinite(v) for v in given):
-            raise BadInput(f"levels {given}: every level must be a finite number")
-        if len(set(given)) < len(given):
-            raise BadInput(f"levels {given}: the same level appears twice")
+        if len(set(given)) < max(2, len(given)) or not all(math.isfinite(v) for v in given):
+            raise BadSetting("Labelling.levels", given, "two or more different finite numbers")
         object.__setattr__(self, "values", tuple(sorted(given)))
 
     def __len__(self) -> int:

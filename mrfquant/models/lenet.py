@@ -6,10 +6,9 @@ from torch import Tensor, nn
 
 from mrfquant.models.layers import normed, scaled
 from mrfquant.models.registry import network
-from mrfquant.settings import Count, Positive, configurable
+from mrfquant.settings import Count, Positive
 
 
-@configurable(supplied=["shape", "classes"])
 @network
 class LeNet300(nn.Module):
     """Fully connected, hidden layers of 300 and 100 units times `width`.
@@ -37,7 +36,6 @@ class LeNet300(nn.Module):
         return self.layers(x)
 
 
-@configurable(supplied=["shape", "classes"])
 @network
 class LeNet5(nn.Module):
     """Convolutions of 20 and 50 channels (5x5, each pooled by 2), then 500 units, all times `width`."""

@@ -9,12 +9,14 @@ from typing import Any
 
 from torch import nn
 
+from mrfquant.settings import configurable
+
 NETWORKS: dict[str, Callable[..., nn.Module]] = {}
 
 
 def network(cls: type[nn.Module]) -> type[nn.Module]:
-    """Make a class of networks known by its name; an instance remembers what it was built with, defaults
-    left out, as `arguments`."""
+    """Make a class of networks, built from the shape of an image and the number of classes, known by its name, here
+    and to gin; an instance remembers what it was built with, defaults left out, as `arguments`."""
     build = cls.__init__
 
     @functools.wraps(build)
@@ -25,5 +27,5 @@ def network(cls: type[nn.Module]) -> type[nn.Module]:
         self.arguments = {name: value for name, value in given if value != signature.parameters[name].default}
 
     cls.__init__ = remember  # type: ignore[method-assign]
-    NETWORKS[cls.__name__] = cls
+    NETWORKS[cls.__name__] = configurable(cls, supplied=["shape", "classes"])
     return cls

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from mrfquant.models.layers import scaled
 from mrfquant.models.registry import network
-from mrfquant.settings import Count, Positive, configurable
+from mrfquant.settings import Count, Positive
 
 CHANNELS = (64, 128, 256, 512)
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
@@ -36,7 +36,6 @@ class BasicBlock(nn.Module):
         return functional.relu(self.second(functional.relu(self.first(x))) + self.shortcut(x))
 
 
-@configurable(supplied=["shape", "classes"])
 @network
 class ResNet(nn.Module):
     """Basic blocks in four stages, global average pooling, one linear layer.

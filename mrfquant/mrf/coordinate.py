@@ -11,7 +11,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from mrfquant.mrf.factor_graph import FactorGraph, Group, field
+from mrfquant.mrf.factor_graph import FactorGraph
+from mrfquant.mrf.groups import Group, field
 from mrfquant.mrf.solver import Solver
 from mrfquant.schedules import Constant, Schedule
 from mrfquant.settings import configurable

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import permutations
 
 import torch
 from torch import Tensor
 
 from mrfquant.errors import BadInput
+from mrfquant.mrf.groups import Cardinality, Group, contract, field, take
 
 NEGLIGIBLE = 1e-30  # a probability that is dropped before asking whether u allows anything forbidden
 
@@ -24,58 +24,6 @@ Factor = tuple[Sequence[int], Tensor | Sequence]  # the variables, and the logar
 
 class Contradiction(BadInput):
     """No labelling has a probability above 0."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """F factors of one shape (c_1, ..., c_k).
-
-    Attributes:
-        scopes: (F, k) their variables. tables: (c_1, ..., c_k, F) log-potentials; one table for all may be expanded.
-        index: for each axis a, (c_a, F) the places of its variables in a flat vector.
-        hard: whether a table forbids anything.
-    """
-
-    scopes: Tensor
-    tables: Tensor
-    index: tuple[Tensor, ...]
-    hard: bool
-
-    def __len__(self) -> int:
-        return len(self.scopes)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Labels along each axis."""
-        return tuple(self.tables.shape[:-1])
-
-    def gather(self, flat: Tensor, axis: int) -> Tensor:
-        """The flat vector's entries for the variables of an axis: (c_axis, F)."""
-        index = self.index[axis]
-        return flat.index_select(0, index.reshape(-1)).view(index.shape)
-
-    def scatter(self, flat: Tensor, axis: int, message: Tensor) -> None:
-        """Add a message (c_axis, F) to the flat vector's entries for the variables of an axis."""
-        flat.index_add_(0, self.index[axis].reshape(-1), message.reshape(-1))
-
-    def part(self, chosen: Tensor) -> Group:
-        """Some of the factors, by number."""
-        index = tuple(i[:, chosen] for i in self.index)
-        return Group(self.scopes[chosen], self.tables[..., chosen], index, self.hard)
-
-
-@dataclass(frozen=True)
-class Cardinality:
-    """The variables with `labels` labels: their numbers (m,), and where their planes lie in a flat vector."""
-
-    labels: int
-    variables: Tensor
-    start: int
-
-    def planes(self, flat: Tensor) -> Tensor:
-        """The part of a flat vector that belongs to these variables, a view (labels, m)."""
-        size = self.labels * len(self.variables)
-        return flat[self.start : self.start + size].view(self.labels, -1)
 
 
 class FactorGraph:
@@ -250,7 +198,7 @@ class FactorGraph:
         for group in self.groups:
             mean = group.tables
             for axis in reversed(range(len(group.index))):
-                mean = _contract(mean, axis, group.gather(u, axis), group.hard)
+                mean = contract(mean, axis, group.gather(u, axis), group.hard)
             total = total + mean.sum()
         return total
 
@@ -328,7 +276,7 @@ class FactorGraph:
                 chosen = (which == p).nonzero()[:, 0]
                 scopes, tables = group.scopes[chosen], group.tables[..., chosen]
                 for axis in reversed([a for a, seen in enumerate(pattern) if seen]):
-                    tables = _take(tables, axis, labels[scopes[:, axis]])
+                    tables = take(tables, axis, labels[scopes[:, axis]])
                 free = [a for a, seen in enumerate(pattern) if not seen]
                 best = tables.amax(tuple(range(len(free)))) if free else tables
                 if torch.isneginf(best).any():
@@ -407,27 +355,6 @@ class FactorGraph:
             raise Contradiction(f"the factor over variables {scope} is 0 everywhere: no labelling is possible")
 
 
-def _contract(tables: Tensor, axis: int, u: Tensor, hard: bool) -> Tensor:
-    """The expectation over one axis, sum_l u_l T[..., l, ...], with 0 times -inf being 0: the axis is gone."""
-    if hard:
-        shape = [1] * tables.dim()
-        shape[axis], shape[-1] = u.shape
-        weights = u.view(shape)
-        return torch.where(weights > 0, tables * weights, 0).sum(axis)
-    total = tables.select(axis, 0) * u[0]
-    for label in range(1, len(u)):
-        total.addcmul_(tables.select(axis, label), u[label])
-    return total
-
-
-def field(group: Group, axis: int, u: Tensor) -> Tensor:
-    """The expected log-potentials of a group for each label of the variables of an axis: (c_axis, F)."""
-    mean = group.tables
-    for other in reversed([a for a in range(len(group.index)) if a != axis]):
-        mean = _contract(mean, other, group.gather(u, other), group.hard)
-    return mean
-
-
 def _stacked(factors: Iterable[Factor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Single factors as groups."""
     by_shape: dict[tuple[int, ...], list[tuple[Sequence[int], Tensor]]] = {}
@@ -439,9 +366,3 @@ def _stacked(factors: Iterable[Factor]) -> Iterator[tuple[Tensor, Tensor]]:
     for shape, found in by_shape.items():
         scopes = torch.tensor([list(scope) for scope, _ in found], dtype=torch.int64).view(len(found), len(shape))
         yield scopes, torch.stack([table for _, table in found], -1)
-
-
-def _take(tables: Tensor, axis: int, labels: Tensor) -> Tensor:
-    """Each table (..., F) at a label (F,) of one axis: the axis is gone."""
-    index = labels.view([1] * (tables.dim() - 1) + [-1]).expand([*tables.shape[:axis], 1, *tables.shape[axis + 1 :]])
-    return tables.gather(axis, index).squeeze(axis)

@@ -19,7 +19,8 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor
 
-from mrfquant.mrf.factor_graph import FactorGraph, Group
+from mrfquant.mrf.factor_graph import FactorGraph
+from mrfquant.mrf.groups import Group
 from mrfquant.mrf.solver import Solver
 from mrfquant.settings import Check, Count, Damping, NonNegative, configurable
 

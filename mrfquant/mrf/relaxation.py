@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -15,10 +14,11 @@ from mrfquant.inference.base import OptimizerRecipe
 from mrfquant.labelling import Labelling
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.solver import Solver
-from mrfquant.settings import configurable
+from mrfquant.settings import configurable, recipe
 
 PENALTY = 1e3  # for what is forbidden: large, and not so large that a gradient step leads nowhere
 DESCENT = partial(torch.optim.SGD, lr=0.1)
+InferenceRecipe = recipe(Inference, "a solver of networks, as @ProximalMeanField")
 MOST = 20.0  # the largest |log u| that a warm start takes over
 
 
@@ -38,7 +38,7 @@ class Relaxation(Solver):
         graph: FactorGraph,
         seed: int = 0,
         start: Tensor | None = None,
-        inference: Callable[..., Inference] = ProximalMeanField,
+        inference: InferenceRecipe = ProximalMeanField,
         optimizer: OptimizerRecipe = DESCENT,
     ) -> None:
         super().__init__(graph, seed, start)

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
 from mrfquant.mrf.solver import Result, Row, Solver
-from mrfquant.settings import Count, NonNegative, Positive, Seed, configurable
+from mrfquant.settings import Count, NonNegative, Positive, Seed, configurable, recipe
+
+SolverRecipe = recipe(Solver, "a solver of fields, as @BeliefPropagation")
 
 
 @configurable(supplied=["graph", "evidence", "seed", "on_row"])
 def solve(
     graph: FactorGraph,
-    solver: Callable[..., Solver],
+    solver: SolverRecipe,
     evidence: Mapping[int, int] | None = None,
     iterations: Count = 1000,
     tolerance: NonNegative = 1e-6,

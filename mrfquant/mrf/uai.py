@@ -7,11 +7,9 @@ counts announce is compared with the words that are there before anything of tha
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,8 +18,8 @@ from torch import Tensor
 from mrfquant.errors import BadInput
 from mrfquant.files import write_text
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
+from mrfquant.mrf.words import PathLike, Words, shown
 
-PathLike = str | os.PathLike[str]
 Parsed = TypeVar("Parsed")
 
 LARGEST_LOG = 700.0  # exp of it, and of its negative, is a normal float64: no digit is lost
@@ -35,7 +33,7 @@ def read_model(path: PathLike, dtype: torch.dtype = torch.float64) -> FactorGrap
 
     The conditional probabilities of a BAYES file are factors like any others.
     """
-    words = _Words(path)
+    words = Words(path)
     words.header("MARKOV", "BAYES")
     cardinalities = _cardinalities(words)
     scopes = _scopes(words, len(cardinalities))
@@ -63,7 +61,7 @@ def read_evidence(path: PathLike) -> dict[int, int]:
     Both forms are understood: the number of observations and the pairs, and the older one with a 1, the number of
     samples, in front.
     """
-    words = _Words(path)
+    words = Words(path)
     return _with_or_without_samples(words, _evidence) if words.left else {}
 
 
@@ -126,81 +124,7 @@ def read_pr(path: PathLike) -> float:
     return _with_or_without_samples(_result(path, "PR"), _log_z)
 
 
-class _Words:
-    """The words of a file, taken one after the other."""
-
-    def __init__(self, path: PathLike) -> None:
-        self.path, self.at = Path(path), 0
-        try:
-            data = self.path.read_bytes()
-        except OSError as error:
-            raise BadInput(f"cannot read {path}: {error.strerror}; give a file of the UAI format") from None
-        odd = re.search(rb"[^A-Za-z0-9+.\s-]", data)  # also "_", which Python's numbers may have
-        if odd:
-            raise self.bad(f"has the byte {odd[0]!r} at {odd.start()}, expected a text of words and numbers only")
-        self.words = data.decode("ascii").split()
-
-    @property
-    def left(self) -> int:
-        """How many are still to be taken."""
-        return max(0, len(self.words) - self.at)
-
-    def bad(self, what: str) -> BadInput:
-        """The error to raise: the file, and what is wrong with it."""
-        return BadInput(f"{self.path} {what}")
-
-    def take(self, count: int, what: str) -> list[str]:
-        """The next words."""
-        if count > self.left:
-            raise self.bad(f"ends early: {what} should follow (words expected: {count}, left: {self.left})")
-        self.at += count
-        return self.words[self.at - count : self.at]
-
-    def header(self, *known: str) -> None:
-        """Take the first word, which says what the file is."""
-        (word,) = self.take(1, "the header")
-        if word not in known:
-            raise self.bad(f"begins with {_shown(word)}, expected {' or '.join(known)}")
-
-    def whole(self, what: str) -> int:
-        """The next word as a whole number of at least 0."""
-        value = _parsed(int, self.words[self.at], -1) if self.left else -1
-        if not 0 <= value < 2**63:
-            return self.wholes(1, what)[0]  # says what is wrong
-        self.at += 1
-        return value
-
-    def wholes(self, count: int, what: str) -> list[int]:
-        """The next words as whole numbers of at least 0."""
-        words = self.take(count, what)
-        values = [_parsed(int, word, -1) for word in words]
-        if values and (min(values) < 0 or max(values) >= 2**63):
-            wrong = next(i for i, value in enumerate(values) if not 0 <= value < 2**63)
-            raise self.wrong(wrong - count, what, "a whole number of at least 0 and below 2^63")
-        return values
-
-    def numbers(self, count: int, what: str) -> np.ndarray:
-        """The next words as numbers, whatever their values."""
-        words = self.take(count, what)
-        try:
-            return np.fromiter(map(float, words), np.float64, count)
-        except ValueError:
-            wrong = next(i for i, word in enumerate(words) if _parsed(float, word, None) is None)
-            raise self.wrong(wrong - count, what, "a number") from None
-
-    def wrong(self, back: int, what: str, expected: str) -> BadInput:
-        """The error to raise for a word, given by its place seen from here."""
-        place = self.at + back
-        return self.bad(f"has {_shown(self.words[place])} in {what} (word {place + 1}), expected {expected}")
-
-    def end(self) -> None:
-        """Refuse to leave anything unread."""
-        if self.left:
-            first = _shown(self.words[self.at])
-            raise self.bad(f"has {first} where its end was expected (words left: {self.left})")
-
-
-def _cardinalities(words: _Words) -> np.ndarray:
+def _cardinalities(words: Words) -> np.ndarray:
     count = words.whole("the number of variables")
     cardinalities = np.array(words.wholes(count, "the cardinalities"), dtype=np.int64)
     most = max(MOST_LABELS, len(words.words))
@@ -210,7 +134,7 @@ def _cardinalities(words: _Words) -> np.ndarray:
     return cardinalities
 
 
-def _scopes(words: _Words, variables: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def _scopes(words: Words, variables: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each arity k the numbers (F,) of its factors and their scopes (F, k)."""
     count = words.whole("the number of factors")
     if 3 * count > words.left:  # an arity, a number of entries and an entry for each
@@ -236,7 +160,7 @@ def _scopes(words: _Words, variables: int) -> list[tuple[np.ndarray, np.ndarray]
     return scopes
 
 
-def _refuse_scopes(words: _Words, numbers: np.ndarray, scope: np.ndarray, variables: int) -> None:
+def _refuse_scopes(words: Words, numbers: np.ndarray, scope: np.ndarray, variables: int) -> None:
     """Refuse variables that are not there or twice in a factor."""
     outside = np.flatnonzero((scope >= variables).any(1))
     if len(outside):
@@ -249,7 +173,7 @@ def _refuse_scopes(words: _Words, numbers: np.ndarray, scope: np.ndarray, variab
         raise words.bad(f"has factor {f} over variables {given}, expected each once")
 
 
-def _sizes(words: _Words, scopes: list[tuple[np.ndarray, np.ndarray]], cardinalities: np.ndarray) -> np.ndarray:
+def _sizes(words: Words, scopes: list[tuple[np.ndarray, np.ndarray]], cardinalities: np.ndarray) -> np.ndarray:
     """The number of entries of each factor."""
     sizes = np.zeros(sum(len(numbers) for numbers, _ in scopes))
     with np.errstate(over="ignore"):  # inf rather than a wrong whole number
@@ -264,7 +188,7 @@ def _sizes(words: _Words, scopes: list[tuple[np.ndarray, np.ndarray]], cardinali
     return sizes.astype(np.int64)
 
 
-def _logs(words: _Words, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _logs(words: Words, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The logarithms of what follows the scopes, and where in it the entries of each table start."""
     used = words.words[words.at :]
     starts = np.cumsum(size + 1) - size  # the number of entries stands before them
@@ -275,13 +199,13 @@ def _logs(words: _Words, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.log(numbers), starts
 
 
-def _refuse_sizes(words: _Words, used: list[str], numbers: np.ndarray, size: np.ndarray, starts: np.ndarray) -> None:
+def _refuse_sizes(words: Words, used: list[str], numbers: np.ndarray, size: np.ndarray, starts: np.ndarray) -> None:
     """Refuse tables of other sizes than their scopes have, too few words and too many."""
     given = numbers[starts[starts <= len(numbers)] - 1]
     wrong = np.flatnonzero(given != size[: len(given)])
     if len(wrong):
         f = wrong[0]
-        word = _shown(used[starts[f] - 1])
+        word = shown(used[starts[f] - 1])
         raise words.bad(f"has {word} for the number of entries of factor {f}, expected {size[f]} by its scope")
     missing = int((size + 1).sum()) - len(numbers)
     if missing > 0:
@@ -291,7 +215,7 @@ def _refuse_sizes(words: _Words, used: list[str], numbers: np.ndarray, size: np.
     words.end()
 
 
-def _refuse_potentials(words: _Words, used: list[str], numbers: np.ndarray, starts: np.ndarray) -> None:
+def _refuse_potentials(words: Words, used: list[str], numbers: np.ndarray, starts: np.ndarray) -> None:
     """Refuse potentials below 0, infinite ones, and those that are 0 only because a float64 has no such number."""
     wrong = np.flatnonzero(~((numbers >= 0) & (numbers < math.inf)))
     expected = "a finite number of at least 0"
@@ -300,7 +224,7 @@ def _refuse_potentials(words: _Words, used: list[str], numbers: np.ndarray, star
         expected = "0 or a number that a float64 can hold"
     if len(wrong):
         f = np.searchsorted(starts, wrong[0], side="right") - 1
-        raise words.bad(f"has the potential {_shown(used[wrong[0]])} in factor {f}, expected {expected}")
+        raise words.bad(f"has the potential {shown(used[wrong[0]])} in factor {f}, expected {expected}")
 
 
 def _shift(path: PathLike, logs: Tensor, scopes: Tensor) -> Tensor:
@@ -328,7 +252,7 @@ def _constants(path: PathLike, total: float) -> list[list[float]]:
     return [[math.exp(total / count)] for _ in range(count)]
 
 
-def _with_or_without_samples(words: _Words, parse: Callable[[_Words], Parsed]) -> Parsed:
+def _with_or_without_samples(words: Words, parse: Callable[[Words], Parsed]) -> Parsed:
     """What `parse` makes of the rest; if it cannot and a 1 comes first, the number of samples, of what follows it."""
     start = words.at
     try:
@@ -343,13 +267,13 @@ def _with_or_without_samples(words: _Words, parse: Callable[[_Words], Parsed]) -
             raise (error if words.left else other) from None  # of the reading that got to the end
 
 
-def _to_the_end(words: _Words, parse: Callable[[_Words], Parsed]) -> Parsed:
+def _to_the_end(words: Words, parse: Callable[[Words], Parsed]) -> Parsed:
     parsed = parse(words)
     words.end()
     return parsed
 
 
-def _evidence(words: _Words) -> dict[int, int]:
+def _evidence(words: Words) -> dict[int, int]:
     count = words.whole("the number of observations")
     given = words.wholes(2 * count, f"the {count} pairs of a variable and a label")
     labels: dict[int, int] = {}
@@ -359,7 +283,7 @@ def _evidence(words: _Words) -> dict[int, int]:
     return labels
 
 
-def _rows(words: _Words) -> list[list[float]]:
+def _rows(words: Words) -> list[list[float]]:
     count = words.whole("the number of variables")
     if 2 * count > words.left:
         raise words.bad(
@@ -368,42 +292,30 @@ def _rows(words: _Words) -> list[list[float]]:
     return [_row(words, v) for v in range(count)]
 
 
-def _row(words: _Words, variable: int) -> list[float]:
+def _row(words: Words, variable: int) -> list[float]:
     what = f"the marginals of variable {variable}"
     labels = words.whole(f"the number of labels of variable {variable}")
     row = words.numbers(labels, what)
     if not labels or not ((row >= 0) & (row < math.inf)).all():
-        raise words.bad(f"has {_shown(_line(row.tolist()))} for {what}, expected numbers of at least 0")
+        raise words.bad(f"has {shown(_line(row.tolist()))} for {what}, expected numbers of at least 0")
     return row.tolist()
 
 
-def _labels(words: _Words) -> list[int]:
+def _labels(words: Words) -> list[int]:
     return words.wholes(words.whole("the number of variables"), "the labels")
 
 
-def _log_z(words: _Words) -> float:
+def _log_z(words: Words) -> float:
     (value,) = words.numbers(1, "the logarithm of Z").tolist()
     if math.isnan(value) or value == math.inf:
         raise words.bad(f"has {value} for the logarithm of Z, expected a finite number or -inf")
     return value * math.log(10)
 
 
-def _result(path: PathLike, *headers: str) -> _Words:
-    words = _Words(path)
+def _result(path: PathLike, *headers: str) -> Words:
+    words = Words(path)
     words.header(*headers)
     return words
-
-
-def _parsed(kind: type, word: str, otherwise: Any) -> Any:
-    try:
-        return kind(word)
-    except ValueError:
-        return otherwise
-
-
-def _shown(word: str) -> str:
-    """A word for a message: what is not a word of this format may be long."""
-    return repr(word if len(word) <= 40 else word[:37] + "...")
 
 
 def _line(values: Iterable[float]) -> str:

@@ -16,6 +16,7 @@ from mrfquant.models import NETWORKS
 from mrfquant.packing.bits import Encoding
 from mrfquant.packing.file import FLOATS, PackedNetwork
 from mrfquant.packing.parameter import PackedParameter
+from mrfquant.plugins import import_installed_plugins
 
 COUNTER = "num_batches_tracked"  # of batch norm: training needs it, a packed network does not
 
@@ -43,6 +44,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
 def pack_run(path: Path, encoding: Encoding = "bits") -> PackedNetwork:
     """The best model of a finished run; refuses one that is not quantized, or not on its levels."""
     from mrfquant.config import Config, preserved
+    from mrfquant.data import data_root
     from mrfquant.experiment import Experiment
     from mrfquant.run_folder import RunFolder
 
@@ -51,7 +53,7 @@ def pack_run(path: Path, encoding: Encoding = "bits") -> PackedNetwork:
     with preserved(), torch.random.fork_rng(devices=[]):
         config = Config(folder.config, ["Experiment.smoke = True"])  # the shape of the data suffices
         with config.explaining():
-            experiment = Experiment(device=torch.device("cpu"), data_root=Path())
+            experiment = Experiment(device=torch.device("cpu"), data_root=data_root())
             temperature = experiment.trainer().temperature
     if not experiment.labelling.blocks:
         raise BadInput(f"{path} is not quantized: there are no labels to pack; train it with levels, as [-1, 1]")
@@ -129,6 +131,7 @@ def _compact(scale: Tensor) -> Tensor | None:
 
 def _build(network: PackedNetwork, path: str | os.PathLike[str]) -> nn.Module:
     """The network that the file names, without memory for its parameters yet."""
+    import_installed_plugins()
     if network.name not in NETWORKS:
         raise BadInput(
             f"{path} holds a network {network.name[:60]!r}, known are {', '.join(NETWORKS)}: build it and give it as "

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from mrfquant.command_line import silence
 from mrfquant.files import write_text
 
 Values = Mapping[str, float]
@@ -81,10 +82,13 @@ class Console(Collector):
 
     def say(self, text: str) -> None:
         """A line for people."""
-        if self._bar is not None:
-            self._bar.write(text, file=self.stream)
-        else:
-            print(text, file=self.stream, flush=True)
+        try:
+            if self._bar is not None:
+                self._bar.write(text, file=self.stream)
+            else:
+                print(text, file=self.stream, flush=True)
+        except BrokenPipeError:  # nobody reads along any more, as in `run | head`: the run goes on, the log has it all
+            silence(self.stream)
         self._log.write(text + "\n")
         self._log.flush()
         self._spoke = time.monotonic()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from mrfquant.errors import BadInput
 from mrfquant.training.collectors import Collector, Values
 
 Mode = Literal["online", "offline", "disabled"]
@@ -45,13 +46,17 @@ class WandB(Collector):
         import wandb  # a second of start-up that a disabled collector does not pay
 
         settings = wandb.Settings(silent=True, console="off", x_disable_meta=True, x_disable_stats=True)
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "mrfquant"),
-            dir=str(self.folder),  # the variable above is read once a process
-            mode=self.mode,
-            settings=settings,
-            **self.identity,
-        )
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "mrfquant"),
+                dir=str(self.folder),  # the variable above is read once a process
+                mode=self.mode,
+                settings=settings,
+                **self.identity,
+            )
+        except wandb.Error as error:  # no credentials, no connection
+            reason = str(error).split("\n")[0].rstrip(".")
+            raise BadInput(f"Weights & Biases cannot start ({reason}): log in, or give --wandb offline") from None
         self._run.define_metric("iteration")
         self._run.define_metric("*", step_metric="iteration")
 

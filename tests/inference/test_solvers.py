@@ -1,15 +1,14 @@
-"""What every solver of the package promises, whatever its method."""
+"""What every solver of the package does on a network, beyond its contract (tests/test_contracts.py)."""
 
-import copy
 import functools
-import io
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from mrfquant.energies import FirstOrderTaylor
+from mrfquant.energies import FirstOrderTaylor, PairwiseEnergy
+from mrfquant.entropies import TreeEntropy
 from mrfquant.errors import BadInput
 from mrfquant.inference import (
     BinaryConnect,
@@ -38,6 +37,24 @@ SOLVERS = {
     "mf": functools.partial(MeanField, beta=GeometricTo(start=20.0, end=200.0), damping=0.97),
     "bc": BinaryConnect,
     "pq": functools.partial(ProxQuant, reg_rate=0.05, epoch=5),
+}
+
+
+def with_curvature(solver, tree=False, **settings):
+    """A solver with an energy of its own each time, and the tree entropy if asked for."""
+
+    def build(labelling, optimizer):
+        energy = PairwiseEnergy(interval=3, samples=None)
+        return solver(labelling, optimizer, energy=energy, entropy=TreeEntropy(0.1) if tree else None, **settings)
+
+    return build
+
+
+SOLVERS |= {
+    "pmf_pairwise": with_curvature(ProximalMeanField),
+    "pmf_tree": with_curvature(ProximalMeanField, tree=True),
+    "pmf_tree_no_auxiliary": with_curvature(ProximalMeanField, tree=True, auxiliary=False, beta=GeometricTo(end=100.0)),
+    "mf_tree": with_curvature(MeanField, tree=True, beta=GeometricTo(start=20.0, end=200.0), damping=0.97),
 }
 ADAM = functools.partial(torch.optim.Adam, lr=0.02)
 
@@ -93,34 +110,6 @@ def test_the_rounded_network_learns_and_is_on_its_levels(solver, d):
     assert after < 0.7 * before
 
 
-def test_rounding_is_undone_when_its_block_ends(solver):
-    model, inference, loss = problem(LEVELS[3], solver)
-    steps(inference, loss, 3)
-    before = copy.deepcopy(model.state_dict())
-    with inference.rounded():
-        pass
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
-@pytest.mark.parametrize("d", LEVELS)
-def test_saved_and_loaded_it_goes_on_to_the_bit(solver, d):
-    _, whole, loss = problem(LEVELS[d], solver)
-    expected = steps(whole, loss, 20)
-    model, first, loss = problem(LEVELS[d], solver)
-    steps(first, loss, 9)
-    first.diagnostics()
-    file = io.BytesIO()
-    torch.save({"inference": first.state_dict(), "model": model.state_dict()}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    model, second, loss = problem(LEVELS[d], solver)
-    model.load_state_dict(saved["model"])
-    second.load_state_dict(saved["inference"])
-    assert steps(second, loss, 11) == expected[9:]
-    assert torch.equal(second.labelling.labelled.w, whole.labelling.labelled.w)
-    assert all(torch.equal(a, b) for a, b in zip(second.variables, whole.variables, strict=True))
-
-
 def test_several_level_sets_scales_and_free_parameters_train_together(solver):
     levels = {"first.*": [-1, 0, 1], "*": [-1, 1]}
     model, inference, loss = problem(levels, solver, exclude=["last.bias"], scale="channel")
@@ -131,25 +120,6 @@ def test_several_level_sets_scales_and_free_parameters_train_together(solver):
     with inference.rounded():
         inference.labelling.refuse_off_levels(model.state_dict())
         assert len(model.first.weight[0].unique()) <= 3
-
-
-def test_the_weights_a_network_computes_with_stay_between_the_levels(solver):
-    _, inference, loss = problem(LEVELS[4], solver)
-    for _ in range(10):
-        steps(inference, loss, 2)
-        assert inference.labelling.labelled.w.abs().max() <= 2 + 1e-6
-
-
-@pytest.mark.parametrize("d", LEVELS)
-def test_u_stays_on_the_simplex(solver, d):
-    _, inference, loss = problem(LEVELS[d], solver)
-    steps(inference, loss, 10)
-    for block, x in inference.pairs():
-        u = inference.marginals(block, x)
-        if u is not None:
-            u = block.probabilities(u)
-            assert u.min() >= 0
-            assert u.sum(0).sub(1).abs().max() < 1e-5
 
 
 def test_flips_count_the_labels_that_changed_since_the_last_look(solver):
@@ -251,11 +221,6 @@ def test_learning_rates_are_scaled_from_what_the_optimizer_was_made_with():
     for factor in (0.5, 0.1):
         inference.scale_learning_rate(factor)
         assert inference.settings()["learning_rate"] == pytest.approx(0.02 * factor)
-
-
-def test_a_solver_without_levels_says_what_is_missing(solver):
-    with pytest.raises(BadInput, match=r"needs levels to choose from: set Labelling\.levels"):
-        problem(None, solver)
 
 
 def test_the_reference_refuses_levels_and_trains_without():

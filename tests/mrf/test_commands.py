@@ -140,6 +140,12 @@ def test_solvers_compete_on_a_folder(model, tmp_path, capsys):
     assert gaps.strip().splitlines()[-1].split("|")[3].strip() == "0"  # local search finds the optimum
     errors = [float(cell) for cell in text.splitlines()[4].split("|")[2:5]]
     assert errors[2] < min(errors[:2])  # belief propagation has marginals, the others have labels
+    (tmp_path / "broken.uai").write_text("MARKOV\n2 2\n")
+    assert compete.main(arguments) == 1
+    said = capsys.readouterr()
+    assert "broken: refused: " in said.err
+    assert said.err.endswith("failed: refused were broken; the tables have the rest\n")
+    assert "| field | " in table.read_text()
     assert compete.main([str(tmp_path / "none")]) == 2
     assert "holds no file NAME.uai" in capsys.readouterr().err
     assert math.isfinite(errors[2])

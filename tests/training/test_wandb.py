@@ -11,23 +11,35 @@ from mrfquant.run import main
 from mrfquant.training.wandb_collector import default_mode
 
 
-def test_offline_without_credentials_and_nothing_outside_the_run(tmp_path):
-    home = tmp_path / "home"
-    home.mkdir()
+def run_without_credentials(tmp_path, *words):
+    """The command in a home without anything of W&B's."""
+    (tmp_path / "home").mkdir()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
     command = [sys.executable, "-m", "mrfquant.run", "--gin", "gin/ref_lenet300_digits.gin", "--smoke"]
-    done = subprocess.run(
-        [*command, "--out", tmp_path / "run"],
-        env={**environment, "HOME": str(home), "OMP_NUM_THREADS": "1"},
+    return subprocess.run(
+        [*command, "--out", tmp_path / "run", *words],
+        env={**environment, "HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=120,
+        check=False,
     )
+
+
+def test_offline_without_credentials_and_nothing_outside_the_run(tmp_path):
+    done = run_without_credentials(tmp_path)
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
-    assert [path for path in home.rglob("*") if "wandb" in path.name] == []
+    assert [path for path in (tmp_path / "home").rglob("*") if "wandb" in path.name] == []
     assert "wandb" not in done.stdout + done.stderr
+
+
+def test_online_without_credentials_is_refused_in_a_sentence(tmp_path):
+    done = run_without_credentials(tmp_path, "--wandb", "online")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: Weights & Biases cannot start (")
+    assert done.stderr.endswith("): log in, or give --wandb offline\n")
 
 
 def records(folder):

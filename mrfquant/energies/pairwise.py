@@ -1,0 +1,205 @@
+"""The second-order model of the loss: weights of a row interact through the curvature of their layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+
+from mrfquant.curvature import curved_layers, damped, groups, output_curvature, second_moments
+from mrfquant.energies.base import Energy
+from mrfquant.errors import BadInput
+from mrfquant.labelling import Block, Labelling
+from mrfquant.settings import Count, Damping, NonNegative, configurable
+from mrfquant.trees import SpanningTree
+
+
+@dataclass(frozen=True)
+class LayerCurvature:
+    """The curvature g_r A of one labelled weight.
+
+    Attributes:
+        weight: the parameter. start: where it begins in its block. a: (groups, n, n), damped. g: (groups, rows).
+        trees: of each group, the spanning tree of the strongest couplings when the first of them were known.
+    """
+
+    weight: nn.Parameter
+    start: int
+    a: Tensor
+    g: Tensor
+    trees: list[SpanningTree]
+
+    def read(self, of: Tensor) -> Tensor:
+        """The part of a block's vector (m,) that belongs to the layer, as matrices (groups, rows, n)."""
+        return self._view(of).reshape(*self.g.shape, -1)
+
+    def write(self, to: Tensor, matrices: Tensor) -> None:
+        """Put matrices back into the layer's part of a block's vector (m,)."""
+        self._view(to).copy_(matrices.reshape(self.weight.shape))
+
+    def diagonal(self) -> Tensor:
+        """The curvature of each weight by itself: (groups, rows, n)."""
+        return self.g[..., None] * self.a.diagonal(dim1=-2, dim2=-1)[:, None]
+
+    def _view(self, of: Tensor) -> Tensor:
+        return of.as_strided(self.weight.shape, self.weight.stride(), of.storage_offset() + self.start)
+
+
+@configurable
+class PairwiseEnergy(Energy):
+    """E^k(u) = <g^k, w> + 1/2 E_u[(w - w^k)ᵀ C (w - w^k)], w = u q in the first term and drawn from u in the second.
+
+    Under the factorised u the second term is 1/2 (ŵ - w^k)ᵀ C (ŵ - w^k) for the expected weights ŵ, plus half the sum
+    of C_jj Var(w_j), which draws labels to a decision where the loss is curved. C is the Kronecker curvature of linear
+    and convolutional layers (`mrfquant.curvature`) for cross-entropy of the network's outputs, the diagonal of it for
+    their biases, and 0 for other parameters. It is gathered in the forward of a training step: running averages over
+    mini-batches. At the present u, ŵ is w^k, so a solver that asks for the gradient there pays for the diagonal only.
+
+    Args:
+        interval: gather in every so many forwards of training.
+        decay: of the running averages, at each gathering.
+        damping: added to the diagonal of A, as a share of its mean.
+        strength: multiplies C.
+        samples: of labels for the output curvature; None is exact and takes a backward per class.
+    """
+
+    def __init__(
+        self,
+        interval: Count = 100,
+        decay: Damping = 0.9,
+        damping: NonNegative = 0.01,
+        strength: NonNegative = 1.0,
+        samples: Count | None = 1,
+    ) -> None:
+        self.interval, self.decay, self.damping = interval, decay, damping
+        self.strength, self.samples = strength, samples
+        self._forwards = 0
+        # Of every weight: A, g and the number of positions; sums that decay, of the total weight `_mass`.
+        self._averages: dict[str, list[Tensor]] = {}
+        self._mass = 0.0
+        self._trees: dict[str, list[SpanningTree]] = {}
+        self._seen: dict[str, tuple[Tensor, Tensor]] = {}  # inputs and outputs of the forward under way
+        self._curvatures: dict[int, list[LayerCurvature]] = {}  # by the start of a block
+        self._diagonals: dict[int, Tensor] = {}
+
+    def attach(self, labelling: Labelling) -> None:
+        self._labelling = labelling
+        layers = curved_layers(labelling.model).items()
+        self._layers = {name: layer for name, layer in layers if name in labelling.labelled.spans}
+        if not self._layers:
+            raise BadInput("PairwiseEnergy finds no labelled weight of a Linear or Conv2d layer: use FirstOrderTaylor")
+        for name, layer in self._layers.items():
+            layer.register_forward_hook(lambda _, given, output, name=name: self._note(name, given[0], output))
+        labelling.model.register_forward_hook(lambda _, given, output: self._gather(output))
+
+    def curvatures(self, block: Block) -> list[LayerCurvature]:
+        """Of the layers in a block; empty before the first gathering."""
+        return self._curvatures.get(block.start, [])
+
+    def diagonal(self, block: Block) -> Tensor | None:
+        """The curvature of each weight by itself, (m,); None before the first gathering."""
+        return self._diagonals.get(block.start)
+
+    def value(self, block: Block, u: Tensor) -> Tensor:
+        mean, variance = block.moments(u)
+        value = block.g @ mean
+        if (diagonal := self.diagonal(block)) is None:
+            return value
+        change = mean - block.w
+        return value + (change @ self._times_curvature(block, change) + diagonal @ variance) / 2
+
+    def gradient(self, block: Block, u: Tensor) -> Tensor:
+        change = block.moments(u)[0] - block.w
+        return self._gradient(block, u, block.g + self._times_curvature(block, change))
+
+    def gradient_here(self, block: Block, u: Tensor) -> Tensor:
+        return self._gradient(block, u, block.g)
+
+    def _gradient(self, block: Block, u: Tensor, slope: Tensor) -> Tensor:
+        """From the slope with respect to the expected weights."""
+        scale = 1 if block.scale is None else block.scale
+        diagonal = self.diagonal(block)
+        if block.is_pair:
+            half = block.levels.half_gap * scale
+            return half * slope if diagonal is None else half * slope - half * half * diagonal * u
+        gradient = block.q[:, None] * (slope * scale)
+        if diagonal is None:
+            return gradient
+        mean = block.q @ u
+        return gradient + (diagonal * scale * scale) * block.q[:, None] * (block.q[:, None] / 2 - mean)
+
+    def _times_curvature(self, block: Block, change: Tensor) -> Tensor:
+        product = torch.zeros_like(change)
+        if (diagonal := self.diagonal(block)) is not None:
+            torch.mul(diagonal, change, out=product)  # right for what has no layer's curvature
+        for layer in self.curvatures(block):
+            layer.write(product, layer.g[..., None] * (layer.read(change) @ layer.a))
+        return product
+
+    def state_dict(self) -> dict[str, Any]:
+        trees = {name: [tree.parents for tree in trees] for name, trees in self._trees.items()}
+        return {"forwards": self._forwards, "mass": self._mass, "averages": self._averages, "trees": trees}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._forwards, self._mass = state["forwards"], state["mass"]
+        device = self._labelling.labelled.w.device
+        self._averages = {name: [t.to(device) for t in tensors] for name, tensors in state["averages"].items()}
+        self._trees = {name: [SpanningTree(p, device) for p in trees] for name, trees in state["trees"].items()}
+        self._rebuild()
+
+    def _learning(self) -> bool:
+        return self._labelling.model.training and torch.is_grad_enabled()
+
+    def _note(self, name: str, inputs: Tensor, output: Tensor) -> None:
+        if self._learning() and self._forwards % self.interval == 0:
+            self._seen[name] = (inputs.detach(), output)
+
+    def _gather(self, logits: Tensor) -> None:
+        """The forward of a batch has ended: if it was noted, bring it into the averages."""
+        if not self._learning():
+            return
+        self._forwards += 1
+        if not self._seen:
+            return
+        names = list(self._seen)
+        layers, outputs = [self._layers[name] for name in names], [self._seen[name][1] for name in names]
+        output_curvatures = output_curvature(layers, outputs, logits, self.samples)
+        with torch.no_grad():
+            for name, layer, g in zip(names, layers, output_curvatures, strict=True):
+                inputs, output = self._seen[name]
+                a = second_moments(layer, inputs.to(layer.weight.dtype), thrifty=True)
+                positions = torch.full((1,), output.numel() / (len(output) * len(g)), dtype=a.dtype, device=a.device)
+                self._average(name, [a, g.view(groups(layer), -1), positions])
+            self._mass = self.decay * self._mass + 1 - self.decay
+            self._rebuild()
+        self._seen.clear()
+
+    def _average(self, name: str, new: list[Tensor]) -> None:
+        if torch.distributed.is_initialized():  # the same curvature on all ranks, or their labels would part
+            for tensor in new:
+                torch.distributed.all_reduce(tensor.div_(torch.distributed.get_world_size()))
+        old = self._averages.get(name) or [torch.zeros_like(tensor) for tensor in new]
+        self._averages[name] = [a.lerp(b, 1 - self.decay) for a, b in zip(old, new, strict=True)]
+
+    def _rebuild(self) -> None:
+        """Curvatures and diagonals of the blocks, from the averages."""
+        spans = self._labelling.labelled.spans
+        for block in self._labelling.blocks:
+            self._curvatures[block.start], diagonal = [], torch.zeros_like(block.w)
+            for name, averages in self._averages.items():
+                a, g, positions = (tensor / self._mass for tensor in averages)
+                g, bias = g * self.strength, f"{name.removesuffix('weight')}bias"
+                if self._labelling.block_of(name) is block:
+                    start = spans[name][0] - block.start
+                    trees = self._trees.setdefault(name, [])
+                    trees += [SpanningTree.strongest(group) for group in a] if not trees else []
+                    found = LayerCurvature(self._layers[name].weight, start, damped(a, self.damping), g, trees)
+                    self._curvatures[block.start].append(found)
+                    found.write(diagonal, found.diagonal())
+                if bias in spans and self._labelling.block_of(bias) is block:
+                    first, last = (place - block.start for place in spans[bias])
+                    diagonal[first:last] = positions * g.flatten()
+            self._diagonals[block.start] = diagonal

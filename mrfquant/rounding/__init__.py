@@ -1,0 +1,7 @@
+"""Rounding trained networks: the labels of a layer as a pairwise Markov random field."""
+
+from mrfquant.rounding.network import LayerReport, Rounding
+from mrfquant.rounding.problem import LayerProblem
+from mrfquant.rounding.solvers import SOLVERS, RoundingSolver
+
+__all__ = ["SOLVERS", "LayerProblem", "LayerReport", "Rounding", "RoundingSolver"]

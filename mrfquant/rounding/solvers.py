@@ -1,0 +1,283 @@
+"""Solvers of a layer's rounding problem, by name. Each answers with labels and the scales that go with them."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mrfquant.errors import BadSetting
+from mrfquant.rounding.problem import LayerProblem
+from mrfquant.settings import Count, Positive, configurable
+from mrfquant.trees import SpanningTree
+
+Answer = tuple[Tensor, Tensor]  # labels (n, rows), scales (rows,)
+
+SCALES = (0.9, 1.0, 1.15, 1.3)
+JOINT_ROUNDS = 10  # of labels for scales, scales for labels
+STEPS = 50  # changes of a row between looks at which rows are done
+TOLERANCE = 1e-5  # gains that are smaller, in units of the squared scale times the curvature, are rounding errors
+
+
+class RoundingSolver(ABC):
+    """Chooses the labels of a layer.
+
+    Args:
+        scales: what each row's first scale is multiplied with; every candidate is solved, and the best of each row is
+            kept. After that the scales are the best ones for the labels in any case.
+    """
+
+    name: str
+
+    def __init__(self, scales: Sequence[float] = SCALES) -> None:
+        if not scales or not all(0 < factor < math.inf for factor in scales):
+            raise BadSetting(f"{type(self).__name__}.scales", scales, "a list of numbers above 0, as [1.0]")
+        self.scales = tuple(scales)
+
+    def solve(self, problem: LayerProblem, start: Answer | None = None) -> Answer:
+        """Labels and scales of low energy, from another solver's answer if one is given."""
+        if start is not None:
+            return self.solve_scaled(replace(problem, scale=start[1]), start[0])
+        rows, count = problem.w.shape[1], len(self.scales)
+        # Candidates are further rows of one problem: they cost less than as many problems.
+        factors = torch.tensor(self.scales, dtype=problem.w.dtype, device=problem.w.device).repeat_interleave(rows)
+        many = replace(problem, w=problem.w.repeat(1, count), scale=problem.scale.repeat(count) * factors)
+        return best_of_rows(many, self.solve_scaled(many, None), count)
+
+    @abstractmethod
+    def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
+        """The same from the scales that the problem has, and from labels (n, rows) if they are given."""
+
+
+@configurable
+class RoundNearest(RoundingSolver):
+    """The nearest level, each weight by itself."""
+
+    name = "nearest"
+
+    def __init__(self) -> None:
+        super().__init__([1.0])
+
+    def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
+        return with_best_scales(problem, problem.nearest(problem.w))
+
+
+@configurable
+class RoundGPTQ(RoundingSolver):
+    """Greedy with error feedback (Frantar et al., 2023): one weight after the other takes its nearest level, and those
+    that are still free make up for the error as well as real numbers can.
+
+    Args:
+        by_activation: the inputs with the largest second moment first, instead of in their order.
+    """
+
+    name = "gptq"
+
+    def __init__(self, scales: Sequence[float] = (1.0,), by_activation: bool = False) -> None:
+        super().__init__(scales)
+        self.by_activation = by_activation
+
+    def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
+        order = torch.arange(problem.n, device=problem.w.device)
+        if self.by_activation:
+            order = problem.a.diagonal().argsort(descending=True)
+        ordered = problem.permuted(order)
+        # Row j of the upper factor of the inverse says how the variables after j answer to an error of j.
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(ordered.a.double()))
+        factor = torch.linalg.cholesky(inverse, upper=True).to(problem.w.dtype)
+        w, labels = ordered.w.clone(), torch.empty_like(ordered.w, dtype=torch.int64)
+        for j in range(problem.n):
+            labels[j] = problem.nearest(w[j])
+            error = (w[j] - problem.values(labels[j])) / factor[j, j]
+            w[j + 1 :].addr_(factor[j, j + 1 :], error, alpha=-1)
+        return with_best_scales(problem, labels[order.argsort()])
+
+
+@configurable
+class RoundICM(RoundingSolver):
+    """Iterated conditional modes: each weight its best level given the others, and each row its best scale, until
+    nothing changes; from gptq's answers in both of its orders, the better of each row, unless told otherwise."""
+
+    name = "icm"
+
+    def __init__(self, scales: Sequence[float] = SCALES) -> None:
+        super().__init__(scales)
+
+    def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
+        if start is not None:
+            return descend(problem, start)
+        starts = [RoundGPTQ(by_activation=flag).solve_scaled(problem, None)[0] for flag in (False, True)]
+        both = replace(problem, w=problem.w.repeat(1, 2), scale=problem.scale.repeat(2))
+        return best_of_rows(both, descend(both, torch.cat(starts, 1)), 2)
+
+
+@configurable
+class RoundMeanField(RoundingSolver):
+    """Mean-field, one variable after the other, annealed: the mean of each is that of softmax(-beta E), given the means
+    of the others. It starts from the trained weights themselves, or from an answer's levels, and ends with `icm`.
+
+    Args:
+        sweeps: over all variables. hottest, coldest: the first and the last inverse temperature, in units of
+        1 / (mean diagonal of A x squared gap of the levels); geometric between them.
+    """
+
+    name = "mean_field"
+
+    def __init__(
+        self,
+        scales: Sequence[float] = SCALES,
+        sweeps: Count = 160,
+        hottest: Positive = 2.0,
+        coldest: Positive = 300.0,
+    ) -> None:
+        super().__init__(scales)
+        self.sweeps, self.hottest, self.coldest = sweeps, hottest, coldest
+
+    def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
+        means = problem.w.clone() if start is None else problem.values(start)
+        for beta in self.betas(problem):
+            mean_field_sweep(problem, means, beta)
+        return descend(problem, problem.nearest(means))
+
+    def betas(self, problem: LayerProblem) -> Iterator[Tensor]:
+        """Inverse temperatures of the rows, (rows,), a sweep after the other."""
+        gap = (problem.levels[-1] - problem.levels[0]) / (len(problem.levels) - 1) * problem.scale
+        unit = 1 / (problem.a.diagonal().mean() * gap.square())
+        for k in range(self.sweeps):
+            yield unit * self.hottest * (self.coldest / self.hottest) ** (k / max(1, self.sweeps - 1))
+
+
+@configurable
+class RoundTree(RoundMeanField):
+    """Mean-field, then moves along the maximum spanning tree of |A| until none lowers the energy: the best labels of
+    the whole tree at once, by max-product with the other couplings at the present labels, and the best labels of both
+    ends of every edge. Where all couplings lie on the tree, it is exact.
+
+    The tree enters at zero temperature only. Annealing with the tree's correlations and the means of everything else
+    overshoots on these dense couplings: neighbours of one variable that are coupled to each other, too, all answer to
+    it at full strength. Annealing disjoint pairs of the tree jointly is sound, and was worse than single variables.
+    """
+
+    name = "tree"
+
+    def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
+        labels, scale = super().solve_scaled(problem, start)
+        return descend(replace(problem, scale=scale), labels, SpanningTree.strongest(problem.a))
+
+
+SOLVERS: dict[str, type[RoundingSolver]] = {
+    solver.name: solver for solver in (RoundNearest, RoundGPTQ, RoundICM, RoundMeanField, RoundTree)
+}
+
+
+def best_of_rows(problem: LayerProblem, answer: Answer, count: int) -> Answer:
+    """Of `count` candidates for each row, which follow each other as further rows, the one with the least energy."""
+    labels, scale = answer
+    energy = replace(problem, scale=scale).energy(problem.levels[labels] * scale).view(count, -1)
+    rows = energy.argmin(0) * energy.shape[1] + torch.arange(energy.shape[1], device=energy.device)
+    return labels[:, rows], scale[rows]
+
+
+def mean_field_sweep(problem: LayerProblem, means: Tensor, beta: Tensor) -> None:
+    """Update the distribution of each variable given the means of the others: never increases the free energy.
+
+    Args:
+        means: (n, rows), changed in place. beta: (rows,).
+    """
+    q, diagonal = problem.q, problem.a.diagonal()
+    slope, bend = -beta * q, -beta * q.square() / 2
+
+    def update(j: int, field: Tensor) -> Tensor:
+        others = field - diagonal[j] * means[j]
+        return (torch.addcmul(bend * diagonal[j], slope, others).softmax(0) * q).sum(0)
+
+    problem.sweep(means, update)
+
+
+def descend(problem: LayerProblem, labels: Tensor, tree: SpanningTree | None = None) -> Answer:
+    """Lower the energy until nothing does: labels one by one (with a tree, along its edges and all together), then the
+    scales for the labels, and so on."""
+    labels, scale = labels.clone(), problem.scale.clone()
+    active = torch.arange(labels.shape[1], device=labels.device)  # rows that may still change
+    for _ in range(JOINT_ROUNDS):
+        part, before = problem.rows(active).rescaled(labels[:, active]), labels[:, active]
+        after = _conditional_modes(part, before)
+        if tree is not None:
+            after = _tree_moves(part, after, tree)
+        labels[:, active], scale[active] = after, part.scale
+        active = active[(after != before).any(0)]
+        if not len(active):
+            break
+    return with_best_scales(replace(problem, scale=scale), labels)
+
+
+def _conditional_modes(problem: LayerProblem, labels: Tensor) -> Tensor:
+    """In each row, the variable whose best level given the others gains most takes it, until none gains anything."""
+    labels = labels.clone()
+    active = torch.arange(labels.shape[1], device=labels.device)  # rows that may still change
+    while len(active):
+        part, chosen = problem.rows(active), labels[:, active]
+        row = torch.arange(len(active), device=labels.device)
+        values, curvature = part.values(chosen), part.a.diagonal()[:, None]
+        fields = part.a @ (values - part.w)  # made anew from time to time, so that errors do not add up
+        for _ in range(STEPS):
+            new = part.nearest(values - fields / curvature)
+            change = part.values(new) - values
+            gain = -change * (fields + curvature / 2 * change)
+            most, j = gain.max(0)
+            step = torch.where(most > TOLERANCE * part.scale.square() * curvature[j, 0], change[j, row], 0)
+            if not step.any():
+                break
+            chosen[j, row] = torch.where(step != 0, new[j, row], chosen[j, row])
+            values[j, row] += step
+            fields += part.a[:, j] * step
+        labels[:, active] = chosen
+        active = active[step != 0]
+    return labels
+
+
+def _tree_moves(problem: LayerProblem, labels: Tensor, tree: SpanningTree) -> Tensor:
+    """The best labels of the whole tree with the couplings off it at the present labels, in the rows where they are
+    better; then the best labels of every two neighbours in the tree, given the others."""
+    errors, diagonal = problem.values(labels) - problem.w, problem.a.diagonal()[:, None]
+    couplings, fields = torch.zeros_like(errors), problem.a @ errors - diagonal * errors
+    for below, above in tree.levels:
+        strength = problem.a[below, above][:, None]
+        couplings[below] = strength.expand(-1, errors.shape[1])
+        fields[below] -= strength * errors[above]
+        fields.index_add_(0, above, strength * errors[below], alpha=-1)
+    x = problem.q[:, None] - problem.w
+    moved = tree.max_product(-(x * fields + diagonal / 2 * x.square()), x, couplings)
+    better = problem.energy(problem.values(moved)) < problem.energy(problem.values(labels))
+    return _pair_moves(problem, torch.where(better, moved, labels), tree.edges)
+
+
+def _pair_moves(problem: LayerProblem, labels: Tensor, edges: list[tuple[int, int]]) -> Tensor:
+    """The best labels of both ends of every edge, jointly, given the others; one sweep."""
+    labels, values, q = labels.clone(), problem.values(labels), problem.q
+    fields = problem.a @ (values - problem.w)
+    for edge in edges:
+        pair = list(edge)
+        among = problem.a[pair][:, pair]
+        others = fields[pair] - among @ values[pair]
+        first = q * others[0] + among[0, 0] / 2 * q.square()
+        second = q * others[1] + among[1, 1] / 2 * q.square()
+        energies = first[:, None] + second + among[0, 1] * q[:, None] * q
+        best = energies.flatten(0, 1).argmin(0)
+        new = torch.stack([best // len(q), best % len(q)])
+        rows = (new != labels[pair]).any(0).nonzero()[:, 0]
+        if len(rows):
+            labels[pair] = new
+            change = problem.values(new) - values[pair]
+            values[pair] += change
+            fields[:, rows] += problem.a[:, pair] @ change[:, rows]
+    return labels
+
+
+def with_best_scales(problem: LayerProblem, labels: Tensor) -> Answer:
+    """An answer of these labels."""
+    return labels, problem.rescaled(labels).scale

@@ -1,0 +1,160 @@
+"""The contract of a solver."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from mrfquant.errors import BadInput
+from mrfquant.inference import Inference
+from mrfquant.labelling import Labelling
+from mrfquant.testing.contract import Contract, Quadratic
+
+Levels = Sequence[float] | None
+
+
+class InferenceContract(Contract):
+    """What the trainer and the other parts rely on. Inherit it and name your solver:
+
+        class TestMySolver(InferenceContract):
+            part = MySolver
+            settings = {"damping": 0.9}  # if the defaults are not good for 200 steps
+
+    Every check minimises a convex toy loss over the labels of 60 weights, with `optimizer` in `steps` steps.
+    Variables must have the weights along their last dimension, as (m,) or (d, m).
+    """
+
+    supplied = ("labelling", "optimizer")
+    steps: ClassVar[int] = 200
+    # Share of the rounded network's loss that may be left in the end. Not 0: a first-order method that holds a middle
+    # level's weight cannot tell that level from a mixture of those around it.
+    left: ClassVar[float] = 0.3
+
+    def optimizer(self, tensors: list[torch.Tensor]) -> torch.optim.Optimizer:
+        """What drives the variables."""
+        return torch.optim.Adam(tensors, lr=0.05)
+
+    def make(self, labelling: Labelling, **settings: Any) -> Inference:
+        """The solver on a labelling."""
+        return self.part(labelling, self.optimizer, **{**self.settings, **settings})
+
+    def build(self, **settings: Any) -> Inference:
+        return self.make(self.problem(self.level_sets[0])[1], **settings)
+
+    def solver(self, levels: Levels, **problem: Any) -> tuple[Quadratic, Inference]:
+        """A toy network and the solver at its start, the same at every call."""
+        model, labelling = self.problem(levels, **problem)
+        inference = self.make(labelling)
+        inference.budget = self.steps
+        return model, inference
+
+    def run(self, model: Quadratic, inference: Inference, steps: int) -> list[float]:
+        """Take steps; gives the loss before each."""
+        losses = []
+        for _ in range(steps):
+            loss = model.loss()
+            loss.backward()
+            inference.step()
+            losses.append(loss.item())
+        return losses
+
+    def test_the_loss_of_the_rounded_network_falls_on_a_convex_problem(self, levels: Levels) -> None:
+        model, inference = self.solver(levels)
+        with inference.rounded():
+            start = model.loss().item()
+        self.run(model, inference, self.steps)
+        with inference.rounded():
+            end = model.loss().item()
+        assert end <= self.left * start, f"{end / start:.0%} of the loss is left after {self.steps} steps"
+
+    def test_rounded_weights_are_exactly_on_their_levels(self, levels: Levels) -> None:
+        model, inference = self.solver(levels)
+        self.run(model, inference, 10)
+        for name, w in self._rounded(model, inference).items():
+            found = set(w.unique().tolist())
+            assert levels is None or found <= set(map(float, levels)), f"{name} is rounded to {sorted(found)}"
+
+    def test_rounding_ends_with_its_block(self, levels: Levels) -> None:
+        model, inference = self.solver(levels)
+        self.run(model, inference, 10)
+        before = {name: w.detach().clone() for name, w in model.named_parameters()}
+        self._rounded(model, inference)
+        for name, w in model.named_parameters():
+            assert torch.equal(before[name], w), f"{name} is not what it was before it was rounded"
+
+    def test_u_stays_in_the_simplex_and_w_is_its_mean(self, levels: Levels) -> None:
+        model, inference = self.solver(levels)
+        for _ in range(5):
+            self.run(model, inference, 10)
+            for block, x in inference.pairs():
+                assert block.q[0] <= block.w.min(), "a weight lies below the lowest level"
+                assert block.w.max() <= block.q[-1], "a weight lies above the highest level"
+                u = inference.marginals(block, x)
+                if u is not None:
+                    planes = block.probabilities(u)
+                    assert planes.min() >= 0, "a label has a probability below 0"
+                    torch.testing.assert_close(planes.sum(0), torch.ones_like(block.w), atol=1e-6, rtol=0)
+                    torch.testing.assert_close(block.q @ planes, block.w, atol=1e-6, rtol=0)
+
+    def test_saved_and_loaded_it_goes_on_to_the_bit(self, levels: Levels) -> None:
+        model, whole = self.solver(levels)
+        expected = self.run(model, whole, 30)
+        model, first = self.solver(levels)
+        self.run(model, first, 13)
+        file = io.BytesIO()
+        torch.save(first.state_dict(), file)
+        file.seek(0)
+        torch.manual_seed(7)
+        model, second = self.solver(levels)
+        second.load_state_dict(torch.load(file, weights_only=True))
+        assert self.run(model, second, 17) == expected[13:], "the losses after loading are others"
+        assert _same(second.variables, whole.variables), "the variables after loading are others"
+        assert second.diagnostics() == whole.diagnostics(), "the diagnostics after loading are others"
+
+    def test_the_order_of_the_parameters_plays_no_role(self, levels: Levels) -> None:
+        first, one = self.solver(levels)
+        second, two = self.solver(levels, order=tuple(reversed(Quadratic.SHAPES)))
+        solution = one.solution()
+        solution["w"], solution["free"] = (
+            self._reordered(solution[key], getattr(one.labelling, part), getattr(two.labelling, part))
+            for key, part in (("w", "labelled"), ("free", "free"))
+        )
+        solution["variables"] = [
+            self._reordered(x, one.labelling.labelled, two.labelling.labelled) for x in solution["variables"]
+        ]
+        two.load_solution(solution)
+        for model, inference in ((first, one), (second, two)):
+            self.run(model, inference, 20)
+        for name, w in first.named_parameters():
+            torch.testing.assert_close(second.get_parameter(name), w, atol=1e-9, rtol=0)
+
+    def test_the_state_of_a_smaller_network_is_refused(self, levels: Levels) -> None:
+        state = self.solver(levels)[1].state_dict()
+        for key in ("w", "free"):
+            state[key] = state[key][:-1]
+        state["variables"] = [x[..., :-1] for x in state["variables"]]
+        with pytest.raises(BadInput, match="does not fit"):
+            self.solver(levels)[1].load_state_dict(state)
+
+    def test_a_labelling_without_levels_is_refused(self) -> None:
+        _, labelling = self.problem(None)
+        with pytest.raises(BadInput, match="needs levels"):
+            self.make(labelling)
+
+    @staticmethod
+    def _rounded(model: Quadratic, inference: Inference) -> dict[str, torch.Tensor]:
+        with inference.rounded():
+            return {name: w.detach().clone() for name, w in model.named_parameters()}
+
+    @staticmethod
+    def _reordered(x: torch.Tensor, source: Any, target: Any) -> torch.Tensor:
+        """Values along the last dimension in the order of another labelling of the same parameters."""
+        return torch.cat([x[..., slice(*source.spans[name])] for name in target.spans], -1) if len(source) else x
+
+
+def _same(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]) -> bool:
+    return len(xs) == len(ys) and all(torch.equal(x, y) for x, y in zip(xs, ys, strict=True))

@@ -1,0 +1,125 @@
+"""The pairwise energy against enumeration of all labellings, and the curvature it gathers while a network trains."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from mrfquant.curvature import damped, output_curvature, second_moments
+from mrfquant.energies import PairwiseEnergy
+from mrfquant.errors import BadInput
+from mrfquant.labelling import Labelling
+
+NETWORKS = {
+    "linear": (lambda: nn.Linear(2, 2), (5, 2)),
+    "grouped": (
+        lambda: nn.Sequential(nn.Conv2d(2, 2, (1, 2), groups=2, bias=False, padding=(0, 1)), nn.Flatten()),
+        (4, 2, 1, 2),
+    ),
+}
+LEVELS = {2: [-1, 1], 3: [-0.5, 0, 1]}
+
+
+def _problem(network, d, scale="none"):
+    torch.manual_seed(d)
+    build, shape = NETWORKS[network]
+    model = build().double()
+    labelling = Labelling(model, LEVELS[d], scale=scale)
+    energy = PairwiseEnergy(interval=1, samples=None)
+    energy.attach(labelling)
+    functional.cross_entropy(model(torch.randn(shape, dtype=torch.float64)), torch.zeros(shape[0]).long()).backward()
+    labelling.gradients()
+    (block,) = labelling.blocks
+    probabilities = torch.rand(d, block.m, dtype=torch.float64).softmax(0)
+    return energy, block, probabilities
+
+
+def _form(block, probabilities):
+    return probabilities[1] - probabilities[0] if block.is_pair else probabilities
+
+
+def _curvature(energy, block):
+    """C as one matrix (m, m), by columns."""
+    c = torch.diag(energy.diagonal(block))
+    for layer in energy.curvatures(block):
+        groups, rows, n = *layer.g.shape, layer.a.shape[-1]
+        for group, row in itertools.product(range(groups), range(rows)):
+            places = layer.read(torch.arange(block.m, dtype=torch.float64))[group, row].long()
+            c[places[:, None], places] = layer.g[group, row] * layer.a[group]
+            assert len(places) == n
+    return c
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("d", LEVELS)
+@pytest.mark.parametrize("scale", ["none", "channel"])
+def test_expected_energy_equals_enumeration_and_its_gradient_the_derivative(network, d, scale):
+    energy, block, probabilities = _problem(network, d, scale)
+    c, q = _curvature(energy, block), block.q[:, None].expand(d, block.m)
+    q = q if block.scale is None else q * block.scale
+    labellings = torch.tensor(list(itertools.product(range(d), repeat=block.m)))
+
+    def enumerated(p):
+        values = q.gather(0, labellings)  # (count, m)
+        weight = p.gather(0, labellings).prod(1)
+        change = values - block.w
+        return weight @ (values @ block.g + (change @ c * change).sum(1) / 2)
+
+    leaf = probabilities.clone().requires_grad_()
+    expected = enumerated(leaf)
+    found = energy.value(block, _form(block, probabilities))
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-8, atol=1e-8)
+    (derivative,) = torch.autograd.grad(expected, leaf)
+    derivative = derivative - derivative.mean(0)
+    gradient = energy.gradient(block, _form(block, probabilities))
+    if block.is_pair:
+        torch.testing.assert_close(gradient, (derivative[1] - derivative[0]) / 2, rtol=1e-8, atol=1e-8)
+    else:
+        torch.testing.assert_close(gradient - gradient.mean(0), derivative, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("d", LEVELS)
+def test_the_gradient_here_is_the_gradient_at_the_present_u(d):
+    energy, block, probabilities = _problem("linear", d)
+    u = _form(block, probabilities)
+    block.write(u)
+    torch.testing.assert_close(energy.gradient_here(block, u), energy.gradient(block, u), rtol=1e-8, atol=1e-10)
+
+
+def test_curvature_is_that_of_the_batches_seen():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    energy = PairwiseEnergy(interval=2, decay=0.5, damping=0.1, strength=2.0, samples=None)
+    energy.attach(labelling := Labelling(model, [-1, 1]))
+    batches = torch.randn(5, 8, 3, dtype=torch.float64)
+    factors = []
+    for x in batches:
+        logits = model(x)
+        factors.append((second_moments(model, x)[0], output_curvature([model], [logits], logits)[0]))
+    (block,) = labelling.blocks
+    # Noted are the forwards 0, 2 and 4 of training, each weighing half of the one after it.
+    weights = torch.tensor([0.25, 0.5, 1.0], dtype=torch.float64) / 1.75
+    a = sum(w * factors[k][0] for w, k in zip(weights, (0, 2, 4), strict=True))
+    g = sum(w * factors[k][1] for w, k in zip(weights, (0, 2, 4), strict=True))
+    (found,) = energy.curvatures(block)
+    torch.testing.assert_close(found.a[0], damped(a, 0.1))
+    torch.testing.assert_close(found.g[0], 2 * g)
+    torch.testing.assert_close(energy.diagonal(block)[6:], 2 * g)  # of the biases
+
+
+def test_evaluation_gathers_nothing():
+    model = nn.Linear(3, 2)
+    energy = PairwiseEnergy()
+    energy.attach(labelling := Labelling(model, [-1, 1]))
+    with torch.no_grad():
+        model(torch.randn(4, 3))
+    model.eval()
+    model(torch.randn(4, 3))
+    assert energy.diagonal(labelling.blocks[0]) is None
+
+
+def test_a_network_without_such_layers_is_refused():
+    with pytest.raises(BadInput, match="no labelled weight of a Linear or Conv2d"):
+        PairwiseEnergy().attach(Labelling(nn.Embedding(4, 2), [-1, 1]))

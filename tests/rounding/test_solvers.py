@@ -1,0 +1,173 @@
+"""Rounding solvers against enumeration, and what each of them promises about the energy."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mrfquant.errors import BadInput
+from mrfquant.rounding import SOLVERS, LayerProblem
+from mrfquant.rounding.solvers import (
+    RoundGPTQ,
+    RoundICM,
+    RoundMeanField,
+    RoundNearest,
+    RoundTree,
+    descend,
+    mean_field_sweep,
+)
+
+D = [2, 3, 4]
+
+
+def _problem(n=6, rows=4, d=2, seed=0, inputs=40):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(inputs, n, generator=generator, dtype=torch.float64) + 0.7  # means couple, as after a ReLU
+    w = torch.randn(n, rows, generator=generator, dtype=torch.float64)
+    a = x.T @ x / inputs + 0.01 * torch.eye(n, dtype=torch.float64)
+    return LayerProblem.of(w, a, torch.linspace(-1, 1, d, dtype=torch.float64))
+
+
+def _energy(problem, answer):
+    labels, scale = answer
+    return replace(problem, scale=scale).energy(problem.levels[labels] * scale)
+
+
+def _best(problem):
+    """The least energy of each row over all labels, at the problem's scales."""
+    labellings = torch.tensor(list(itertools.product(range(len(problem.levels)), repeat=problem.n)))
+    return torch.stack([problem.energy(problem.values(labels[:, None])) for labels in labellings]).amin(0)
+
+
+def test_energy_is_half_the_mean_squared_change_of_the_outputs():
+    x, w = torch.randn(30, 5, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    problem = LayerProblem(w, x.T @ x / 30, torch.tensor([-1.0, 1.0], dtype=torch.float64), torch.ones(3).double())
+    values = problem.values(torch.randint(2, (5, 3)))
+    torch.testing.assert_close(problem.energy(values), (x @ (values - w)).square().mean(0) / 2)
+
+
+@pytest.mark.parametrize("d", D)
+@pytest.mark.parametrize("name", SOLVERS)
+def test_answers_have_the_best_scale_for_their_labels(name, d):
+    problem = _problem(d=d)
+    labels, scale = SOLVERS[name]().solve(problem)
+    assert labels.shape == problem.w.shape
+    assert (scale > 0).all()
+    for factor in (0.99, 1.01):
+        assert (_energy(problem, (labels, scale * factor)) >= _energy(problem, (labels, scale))).all()
+
+
+def test_nearest_is_the_nearest_level():
+    problem = _problem(d=4)
+    distances = (problem.q[:, None] - problem.w).abs()
+    assert torch.equal(RoundNearest().solve(problem)[0], distances.argmin(0))
+
+
+@pytest.mark.parametrize("by_activation", [False, True])
+def test_gptq_answers_every_error_by_least_squares(by_activation):
+    problem = _problem(d=3)
+    labels, _ = RoundGPTQ(by_activation=by_activation).solve(problem)
+    order = problem.a.diagonal().argsort(descending=True) if by_activation else torch.arange(problem.n)
+    a, w = problem.a[order][:, order], problem.w[order].clone()
+    for j in range(problem.n):
+        chosen = problem.nearest(w[j])
+        assert torch.equal(labels[order][j], chosen)
+        # The weights after j that minimise the energy with j and those before it fixed.
+        w[j] = problem.values(chosen)
+        rest = slice(j + 1, None)
+        if j + 1 < problem.n:
+            error = (w - problem.w[order])[: j + 1]
+            w[rest] = problem.w[order][rest] - torch.linalg.solve(a[rest, rest], a[rest, : j + 1] @ error)
+
+
+@pytest.mark.parametrize("d", D)
+def test_icm_is_a_local_minimum_below_gptq(d):
+    problem = _problem(n=8, d=d)
+    labels, scale = RoundICM().solve(problem)
+    energy = _energy(problem, (labels, scale))
+    assert (energy <= _energy(problem, RoundGPTQ().solve(problem)) + 1e-12).all()
+    at = replace(problem, scale=scale)
+    for j, label in itertools.product(range(problem.n), range(d)):
+        other = labels.clone()
+        other[j] = label
+        assert (at.energy(at.values(other)) >= energy - 1e-4).all()
+
+
+@pytest.mark.parametrize("d", D)
+def test_tree_is_never_worse_than_mean_field(d):
+    problem = _problem(n=9, rows=20, d=d)
+    tree, mean_field = (_energy(problem, solver().solve(problem)) for solver in (RoundTree, RoundMeanField))
+    assert (tree <= mean_field + 1e-9).all()
+
+
+@pytest.mark.parametrize("d", [2, 3])
+def test_tree_is_exact_where_the_couplings_are_a_tree(d):
+    generator = torch.Generator().manual_seed(d)
+    a = torch.diag(torch.rand(6, generator=generator, dtype=torch.float64) + 4)
+    for j, parent in enumerate([0, 0, 1, 1, 4], start=1):
+        a[j, parent] = a[parent, j] = 1.4 - 0.5 * j
+    w = torch.randn(6, 10, generator=generator, dtype=torch.float64)
+    problem = LayerProblem.of(w, a, torch.linspace(-1, 1, d, dtype=torch.float64))
+    labels, scale = RoundTree(scales=[1.0]).solve(problem)
+    at = replace(problem, scale=scale)
+    torch.testing.assert_close(at.energy(at.values(labels)), _best(at), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("d", D)
+def test_mean_field_sweeps_never_increase_the_free_energy(d):
+    problem = _problem(n=7, d=d)
+    beta = torch.linspace(0.5, 20, 4, dtype=torch.float64)
+
+    u = torch.stack([_conditional(problem, problem.w, beta, j) for j in range(problem.n)], 1)
+    last = None
+    for _ in range(5):
+        for j in range(problem.n):
+            mean = (u * problem.q[:, None]).sum(0)
+            u[:, j] = _conditional(problem, mean, beta, j)
+            mean = (u * problem.q[:, None]).sum(0)
+            variance = ((problem.q[:, None] - mean).square() * u).sum(0)
+            value = problem.energy(mean) + (problem.a.diagonal()[:, None] * variance).sum(0) / 2
+            value = value - torch.special.entr(u).sum((0, 1)) / beta
+            assert last is None or (value <= last + 1e-10).all()
+            last = value
+    # A sweep is that sequence of updates.
+    swept, followed = (u * problem.q[:, None]).sum(0), (u * problem.q[:, None]).sum(0)
+    mean_field_sweep(problem, swept, beta)
+    for j in range(problem.n):
+        followed[j] = (_conditional(problem, followed, beta, j) * problem.q).sum(0)
+    torch.testing.assert_close(swept, followed)
+
+
+def _conditional(problem, means, beta, j):
+    """softmax(-beta E) of one variable given the means of the others, by the energy itself: (d, rows)."""
+    energies = []
+    for level in problem.q:
+        values = means.clone()
+        values[j] = level
+        energies.append(problem.energy(values))
+    return (-beta * torch.stack(energies)).softmax(0)
+
+
+@pytest.mark.parametrize(
+    "solver", [RoundICM(), RoundMeanField(hottest=1e4, coldest=1e6), RoundTree(hottest=1e6, coldest=1e6)]
+)
+def test_a_start_is_improved_where_it_is_cold(solver):
+    problem = _problem(n=8, d=4)
+    start = RoundNearest().solve(problem)
+    answer = solver.solve(problem, start)
+    assert (_energy(problem, answer) <= _energy(problem, start) + 1e-9).all()
+    assert (_energy(problem, answer) < _energy(problem, start)).any()
+
+
+def test_descent_keeps_what_cannot_be_improved():
+    problem = _problem(n=8, d=3)
+    answer = RoundICM().solve(problem)
+    again = descend(replace(problem, scale=answer[1]), answer[0])
+    assert torch.equal(again[0], answer[0])
+
+
+@pytest.mark.parametrize("scales", [[], [0.0], [float("inf")]])
+def test_impossible_scales_are_refused(scales):
+    with pytest.raises(BadInput, match=r"RoundICM\.scales"):
+        RoundICM(scales=scales)
