@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from mrfquant import fused
 from mrfquant.benchmarks.networks import LEVELS, NETWORKS, PMF, Float
 from mrfquant.benchmarks.timing import Options, Row, in_turns
 
@@ -34,6 +36,17 @@ class Stopwatch:
         return found
 
 
+class Unfused(PMF):
+    """The step without the compiled chains of `mrfquant.fused`."""
+
+    def update(self) -> None:
+        kept, fused.SMALLEST = fused.SMALLEST, math.inf
+        try:
+            super().update()
+        finally:
+            fused.SMALLEST = kept
+
+
 def measure_parts(options: Options) -> Iterator[tuple[str, Row]]:
     """Milliseconds of CPU, over all threads, that the parts of a step of LeNet-300 take: medians.
 
@@ -42,6 +55,7 @@ def measure_parts(options: Options) -> Iterator[tuple[str, Row]]:
     build, shape = NETWORKS["lenet300"]
     plain = Float(build, shape)
     sides: dict[str, Float] = {"float": plain} | {f"PMF, d={d}": PMF(build, shape, d) for d in LEVELS}
+    sides |= {f"PMF, d={d}, torch's operations": Unfused(build, shape, d) for d in LEVELS}
     watches = {"float": Stopwatch({"optimizer": (plain, "update")})}
     for name, side in list(sides.items())[1:]:
         methods = {"product": (side.solver, "gradient"), "optimizer": (side.solver.optimizer, "step")}
