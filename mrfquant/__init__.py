@@ -22,12 +22,15 @@ _PUBLIC = {
         "BinaryConnect",
         "ProxQuant",
         "Reference",
+        "Rounded",
         "Inference",
         "LatentInference",
         "ProjectedInference",
     ),
     # models of the loss
-    "energies": ("Energy", "FirstOrderTaylor"),
+    "energies": ("Energy", "FirstOrderTaylor", "PairwiseEnergy"),
+    # the distribution that u stands for
+    "entropies": ("Entropy", "TreeEntropy"),
     # maps onto the simplex
     "projections": ("Hardmax", "Projection", "Softmax", "Sparsemax"),
     # of beta and of the learning rate
@@ -49,6 +52,8 @@ _PUBLIC = {
     "data.torchvision_import": ("import_torchvision",),
     "training": ("Collector",),
     "errors": ("BadInput", "BadSetting", "RunFailed"),
+    # rounding trained networks
+    "rounding": ("LayerProblem", "Rounding"),
     # packed networks
     "packing": ("load", "pack_model"),
     # explicit fields and their solvers

@@ -23,6 +23,7 @@ SUBJECTS = {
     "run": ("Whole run of LeNet-300 against its bare steps", "whole_run", "measure_whole_run"),
     "startup": ("Until a command answers, against importing torch", "startup", "measure_startup"),
     "projections": ("Projection and product, others against mrfquant", "projections", "measure_projections"),
+    "curvature": ("Second moments against forward, pairwise against first order", "curvature", "measure_curvature"),
     "loader": ("A batch, others against mrfquant", "loader", "measure_loader"),
     "mrf": ("Solvers on a random graph and on a grid of 4 labels", "mrf", "measure_fields"),
     "pack": ("Evaluation from packed weights, two levels, against float", "packed", "measure_packed"),

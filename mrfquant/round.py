@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrfquant.command_line import guarded
+from mrfquant.command_line import Parser, guarded
 from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
@@ -24,42 +24,33 @@ if TYPE_CHECKING:
     from mrfquant.rounding import LayerReport, Rounding
     from mrfquant.run_folder import RunFolder
 
-EPILOG = """examples:
-  python -m mrfquant.round --run runs/ref_lenet300_mnist-seed0-20260101-120000 --bits 2
-  python -m mrfquant.round --run RUN --bits 1 --solver mean_field --set 'RoundMeanField.sweeps = 400'
-  python -m mrfquant.round --weights lenet5.safetensors --gin gin/ref_lenet5_mnist.gin --exclude layers.0.weight
-
-solvers: nearest; gptq, greedy with error feedback; icm, from gptq's answer; mean_field, annealed; tree, which goes on
-from mean_field with moves along the strongest couplings. A layer's energy is half its outputs' mean squared change.
-exit status: 0 done, 1 failed, 2 bad input, 130 interrupted"""
+SOLVERS = ["nearest", "gptq", "icm", "mean_field", "tree"]
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(
-        prog="python -m mrfquant.round",
-        description="Give the weights of a trained float network labels, layer by layer, by inference in the pairwise "
-        "Markov random field of each layer. Biases stay as they are.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = Parser(
+        "round",
+        """Give the weights of a trained float network labels, layer by layer, by inference in the pairwise Markov
+        random field that each layer is: nearest; gptq, greedy with error feedback; icm, from gptq's answers;
+        mean_field, annealed; tree, which goes on from mean_field with moves along the strongest couplings. A layer's
+        energy is half the mean squared change of its outputs. Biases stay as they are.""",
+        [
+            "--run runs/ref_lenet300_mnist-seed0-20260101-120000 --bits 2",
+            "--run RUN --bits 1 --solver mean_field --set 'RoundMeanField.sweeps = 400'",
+            "--weights lenet5.safetensors --gin gin/ref_lenet5_mnist.gin --exclude layers.0.weight",
+        ],
     )
     what = p.add_mutually_exclusive_group(required=True)
     what.add_argument("--run", metavar="RUN", type=Path, help="the folder of a finished float run")
     what.add_argument("--weights", metavar="FILE", type=Path, help="a state dict (.pt or .safetensors); needs --gin")
     p.add_argument("--gin", metavar="FILE", help="the configuration that --weights belong to")
-    p.add_argument("--bits", type=int, default=2, help="2^bits even levels, times a scale of each row (default: 2)")
-    p.add_argument("--solver", choices=["nearest", "gptq", "icm", "mean_field", "tree"], help="default: tree")
-    p.add_argument("--start", choices=["nearest", "gptq", "icm", "mean_field", "tree"], help="start from its answer")
+    p.add_argument("--bits", metavar="N", type=int, default=2, help="2^N even levels, scaled by row (default: 2)")
+    p.add_argument("--solver", choices=SOLVERS, default="tree", help="what assigns the labels (default: tree)")
+    p.add_argument("--start", choices=SOLVERS, help="let it start from the answer of this one")
     p.add_argument("--exclude", metavar="PATTERN", action="append", default=[], help="weights to leave in float")
-    p.add_argument(
-        "--set",
-        metavar="BINDING",
-        action="append",
-        default=[],
-        help="override one setting, as in gin: 'Name.parameter = value'; may be repeated",
-    )
-    p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
-    p.add_argument("--data", metavar="ROOT", help="data root (default: $MRFQUANT_DATA, or ~/.cache/mrfquant/data)")
+    for flag in ("--set", "--import", "--device", "--data"):
+        p.share(flag)
     p.add_argument("--out", metavar="DIR", type=Path, help="the run's folder (default: a new one under runs/)")
     return p
 
@@ -145,7 +136,7 @@ def _config(arguments: argparse.Namespace, bindings: Sequence[str] = ()) -> Conf
     from mrfquant.config import Config
     from mrfquant.run_folder import RunFolder
 
-    return Config(RunFolder.open(arguments.run).config if arguments.run else arguments.gin, bindings)
+    return Config(RunFolder.open(arguments.run).config if arguments.run else arguments.gin, bindings, arguments.imports)
 
 
 def _experiment(device: torch.device, root: Path) -> Experiment:
@@ -211,11 +202,10 @@ def _bindings(arguments: argparse.Namespace, model: nn.Module) -> list[str]:
         raise BadInput("--exclude leaves no weight to round")
     refuse_unfit(model, kept)
     free = [name for name, p in model.named_parameters() if p.requires_grad and name not in kept]
-    solver = arguments.solver or "tree"
     return [
         "Experiment.inference = @Rounded",
-        f"Rounded.solver = {solver!r}",
-        f"Rounding.solver = {solver!r}",
+        f"Rounded.solver = {arguments.solver!r}",
+        f"Rounding.solver = {arguments.solver!r}",
         *([f"Rounding.start = {arguments.start!r}"] if arguments.start else []),
         "Labelling.levels = @uniform()",
         f"uniform.bits = {arguments.bits}",

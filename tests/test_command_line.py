@@ -1,6 +1,7 @@
 """Every command shows its help and refuses bad input in the same form, and stops politely."""
 
 import argparse
+import functools
 import importlib
 import os
 import shlex
@@ -124,7 +125,10 @@ def test_a_run_whose_reader_goes_is_finished_and_its_log_has_it_all(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "said"), [(signal.SIGTERM, "terminated\n"), (signal.SIGINT, "interrupted\n")])
-def test_a_signal_at_any_moment_is_answered(number, said, capsys):
+def test_a_signal_at_any_moment_is_answered(number, said, capsys, request):
+    # A process that was started in the background may ignore SIGINT.
+    request.addfinalizer(functools.partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
     assert guarded(lambda arguments: signal.raise_signal(number), argparse.Namespace()) == 128 + number
     assert capsys.readouterr().err == said

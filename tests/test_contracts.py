@@ -7,7 +7,7 @@ import torch
 
 import mrfquant.energies
 import mrfquant.inference
-from mrfquant.energies import Energy, FirstOrderTaylor
+from mrfquant.energies import Energy, FirstOrderTaylor, PairwiseEnergy
 from mrfquant.energies.factor_graph import FactorGraphEnergy
 from mrfquant.errors import BadInput
 from mrfquant.inference import (
@@ -19,8 +19,10 @@ from mrfquant.inference import (
     ProximalMeanField,
     ProxQuant,
     Reference,
+    Rounded,
     SparsemaxPGD,
 )
+from mrfquant.labelling import Labelling
 from mrfquant.mrf import FactorGraph
 from mrfquant.schedules import Geometric, GeometricTo
 from mrfquant.testing import EnergyContract, InferenceContract
@@ -76,6 +78,17 @@ class TestProxQuant(InferenceContract):
     settings = {"reg_rate": 0.05, "epoch": 5}
 
 
+class TestRounded(InferenceContract):
+    part = Rounded
+
+    def test_the_loss_of_the_rounded_network_falls_on_a_convex_problem(self, levels):
+        """Its labels were assigned, and stay."""
+        model, inference = self.solver(levels)
+        before = inference.labelling.labelled.w.clone()
+        self.run(model, inference, 10)
+        assert torch.equal(inference.labelling.labelled.w, before)
+
+
 class TestReference(InferenceContract):
     part = Reference
     level_sets = (None,)
@@ -88,6 +101,23 @@ class TestReference(InferenceContract):
 
 class TestFirstOrderTaylor(EnergyContract):
     part = FirstOrderTaylor
+
+
+class TestPairwiseEnergy(EnergyContract):
+    part = PairwiseEnergy
+    settings = {"interval": 1, "samples": None}
+
+    def problem(self, levels):
+        """A small network, whose curvature the energy gathers in a forward of training."""
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 4)).double()
+        return model, Labelling(model, list(levels))
+
+    def make(self, labelling, **settings):
+        energy = super().make(labelling, **settings)
+        energy.attach(labelling)
+        labelling.model(torch.randn(16, 6, dtype=torch.float64))
+        return energy
 
 
 class TestFactorGraphEnergy(EnergyContract):

@@ -1,0 +1,61 @@
+"""The cost of curvature: gathering its factors against a forward, a training step with it against one without."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrfquant.benchmarks.networks import LEVELS, NETWORKS, PMF
+from mrfquant.benchmarks.timing import Options, Row, in_turns, ratios
+from mrfquant.curvature import curved_layers, second_moments
+from mrfquant.energies import PairwiseEnergy
+from mrfquant.inference import ProximalMeanField
+from mrfquant.labelling import Labelling
+
+INTERVAL = 100  # steps from one gathering to the next, and in a turn
+
+
+class PairwisePMF(PMF):
+    """PMF's step with the pairwise energy."""
+
+    def prepare(self, adam: Callable[..., Any]) -> None:
+        energy = PairwiseEnergy(interval=INTERVAL)
+        self.solver = ProximalMeanField(Labelling(self.model, LEVELS[self.d]), adam, energy=energy)
+
+
+def measure_curvature(options: Options) -> Iterator[tuple[str, Row]]:
+    """For each network: second moments of all layers' inputs against the forward; 100 steps of both energies."""
+    for name in options.models:
+        build, shape = NETWORKS[name]
+        forward, gather = _forward_and_gathering(build(), torch.randn(shape))
+        yield f"{name}, statistics", ratios(in_turns({"forward": forward, "second moments": gather}, options))
+        first, second = (functools.partial(_steps, kind(build, shape, 2)) for kind in (PMF, PairwisePMF))
+        yield f"{name}, 100 steps", ratios(in_turns({"first order": first, "pairwise": second}, options))
+
+
+def _steps(step: Callable[[], None]) -> None:
+    for _ in range(INTERVAL):
+        step()
+
+
+def _forward_and_gathering(model: Any, images: Tensor) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """The network's forward, and the second moments of the inputs that its layers had in one."""
+    inputs: dict[Any, Tensor] = {}
+    hooks = [
+        layer.register_forward_hook(lambda layer, given, _: inputs.update({layer: given[0]}))
+        for layer in curved_layers(model).values()
+    ]
+    forward, gather = torch.no_grad()(functools.partial(model.eval(), images)), torch.no_grad()(lambda: _gather(inputs))
+    forward()
+    for hook in hooks:
+        hook.remove()
+    return forward, gather
+
+
+def _gather(inputs: dict[Any, Tensor]) -> None:
+    for layer, given in inputs.items():
+        second_moments(layer, given, thrifty=True)
