@@ -18,6 +18,7 @@ from mrfquant.files import write_json
 # Subject -> (what its table shows, the module of mrfquant.benchmarks and the function that measures it)
 SUBJECTS = {
     "steps": ("Training step of PMF with d levels, against float", "networks", "measure_steps"),
+    "parts": ("Parts of a step of LeNet-300, median ms of CPU", "parts", "measure_parts"),
     "memory": ("Kept from step to step by PMF with d levels, against float", "networks", "measure_memory"),
     "run": ("Whole run of LeNet-300 against its bare steps", "whole_run", "measure_whole_run"),
     "startup": ("Until a command answers, against importing torch", "startup", "measure_startup"),
@@ -35,11 +36,12 @@ def parser() -> Parser:
     p = Parser(
         "bench",
         """Time PMF's training step against plain PyTorch's, and the parts of mrfquant against peers. A noisy machine
-        slows both sides of a ratio alike; the quartiles over the rounds say how much to trust it. Other libraries are
-        left out where they are not installed, and named with what to install.""",
+        slows both sides of a ratio alike; the quartiles over the rounds say how much to trust it. On a
+        machine that is busy with other things, time one thread by the CPU's clock. Other libraries are left out where
+        they are not installed, and named with what to install.""",
         ["", "steps --models lenet300,lenet5 --peers", "scaling --json scaling.json --png scaling.png"],
     )
-    p.add_argument("what", nargs="?", choices=SUBJECTS, help="one subject (default: all of them, in about 8 minutes)")
+    p.add_argument("what", nargs="?", choices=SUBJECTS, help="one subject (default: all of them, in minutes)")
     p.add_argument(
         "--models",
         metavar="NAMES",
@@ -50,6 +52,9 @@ def parser() -> Parser:
         "--seconds", metavar="S", type=float, default=6.0, help="for each comparison, or 3 rounds of it (default: 6)"
     )
     p.add_argument("--threads", metavar="N", type=int, default=2, help="CPU threads (default: 2)")
+    p.add_argument(
+        "--clock", choices=["wall", "cpu"], default="wall", help="cpu leaves out the time of others (default: wall)"
+    )
     p.add_argument("--peers", action="store_true", help="compare with other libraries, too: torchao, entmax, PGMax")
     p.share("--json")
     p.share("--png", help="draw them there, too")
@@ -98,14 +103,15 @@ def run(arguments: argparse.Namespace) -> int:
     from mrfquant.benchmarks.networks import NETWORKS
     from mrfquant.benchmarks.timing import Options
 
-    options = Options(arguments.seconds, tuple(arguments.models.split(",")), arguments.peers)
+    options = Options(arguments.seconds, tuple(arguments.models.split(",")), arguments.peers, arguments.clock)
     for name in options.models:
         if name not in NETWORKS:
             raise BadInput(f"there is no model {name!r} to time: choose among {', '.join(NETWORKS)}")
     torch.set_num_threads(arguments.threads)
     kind = {"cpu": processor(), "threads": arguments.threads, "python": platform.python_version()}
-    kind |= {"torch": torch.__version__}
-    print(f"{kind['cpu']}, {kind['threads']} threads, torch {kind['torch']}; median (quartiles) of the rounds")
+    kind |= {"torch": torch.__version__, "clock": arguments.clock}
+    print(f"{kind['cpu']}, {kind['threads']} threads, torch {kind['torch']}")
+    print(f"ratios of {arguments.clock} time: median (quartiles)")
     found: dict[str, dict[str, Any]] = {}
     for subject in [arguments.what] if arguments.what else SUBJECTS:
         rows = found[subject] = {}

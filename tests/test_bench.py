@@ -14,6 +14,7 @@ from matplotlib import image
 from mrfquant.bench import SUBJECTS, main, table
 from mrfquant.benchmarks import loader, mrf, projections, scaling, startup, timing, whole_run
 from mrfquant.benchmarks.operations import Operations
+from mrfquant.benchmarks.parts import measure_parts
 from mrfquant.benchmarks.timing import Options, in_turns, ratio
 
 
@@ -54,6 +55,14 @@ def test_sides_take_turns():
     assert min(times["a"]) >= Options.TURN
 
 
+def test_the_clock_of_the_cpu_leaves_out_waiting():
+    def waiting():
+        time.sleep(0.002)
+
+    times = {clock: in_turns({"a": waiting}, Options(seconds=0, clock=clock))["a"] for clock in ("wall", "cpu")}
+    assert max(times["cpu"]) < 0.002 <= min(times["wall"])
+
+
 def test_ratio_is_the_median_with_quartiles_of_the_rounds():
     found = ratio([2.0, 8.0, 3.0, 4.0, 5.0], [1.0, 2.0, 1.0, 1.0, 1.0])
     assert found == {"ratio": 4.0, "low": 3.0, "high": 4.0, "rounds": 5}
@@ -63,6 +72,12 @@ def test_steps(bench):
     found = bench("steps", "--models", "lenet300")
     assert found["lenet300"]["d=2"]["rounds"] == Options.LEAST
     assert found["lenet300"]["d=4"]["ratio"] > 0
+
+
+def test_parts_add_up_to_the_step():
+    whole, *parts = dict(measure_parts(Options(seconds=0)))["PMF, d=4"].items()
+    assert [name for name, _ in parts] == ["forward and backward", "product", "optimizer", "projection", "clearing"]
+    assert 0.5 < sum(part for _, part in parts) / whole[1] < 1.5  # medians of each do not add up exactly
 
 
 def test_whole_run(bench, monkeypatch):
@@ -118,15 +133,19 @@ def test_scaling_and_its_picture(bench, monkeypatch, tmp_path):
     assert image.imread(tmp_path / "p.png").std() > 0.01
 
 
-def test_a_billion_parameters_are_arithmetic():
-    """Two levels, by hand: reads and writes of each operation, in vectors of m values."""
-    found = scaling.billion(2)
-    passes = 3  # backward's sum
-    passes += 3 + 5 + 2  # product: δ t; addcmul_ in place; beta
-    passes += 4 + 4  # Adam reads four and writes them, as its signature says
-    passes += 2 + 2 + 2 + 2  # projection: beta, sigmoid, 2, 1
-    passes += 2  # clearing the gradient
-    assert found["GB kept"] == pytest.approx(20, rel=0.01)
+BACKWARD, ADAM, CLEARING = 3, 4 + 4, 1  # reads and writes in vectors of m values; Adam's as its signature has them
+PASSES = {  # of the product and of the projection, operation by operation
+    2: (3 + 4 + 2) + (2 + 2 + 2 + 2),
+    4: (9 + 2 + 9) + (5 + 9 + 8 + 8 + 5 + 9 + 5),
+}
+
+
+@pytest.mark.parametrize("d", [2, 4])
+def test_a_billion_parameters_are_arithmetic(d):
+    """As counted by hand from the operations of `Softmax`."""
+    found, planes = scaling.billion(d), {2: 1, 4: 4}[d]
+    passes = BACKWARD + PASSES[d] + planes * ADAM + CLEARING
+    assert found["GB kept"] == pytest.approx({2: 20, 4: 72}[d], rel=0.01)
     assert found["GB moved"] == pytest.approx(4 * passes, rel=0.01)
     assert found["ms on 1 GPU"] == pytest.approx(found["GB moved"] / 2, rel=0.01)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+OVERWRITE = ("zero_", "fill_", "copy_")  # these do not read what they write to
 SYNCS = ("_local_scalar_dense", "item", "nonzero", "equal", "is_nonzero")
 
 
@@ -40,12 +41,13 @@ class Operations(TorchDispatchMode):
         known = {t.untyped_storage().data_ptr() for t in inputs}
         fresh = [t for t in outputs if t.untyped_storage().data_ptr() not in known]
         written = _written(function._schema, args, kwargs or {})
+        unread = written if name in OVERWRITE or function._overloadname.endswith("out") else []
         if library == "profiler" or (outputs and not fresh and not written):
             return result  # a mark, or a view
         self.calls[name] += 1
         self.syncs += name in SYNCS or (name == "_to_copy" and _crosses(inputs, outputs))
         self.allocated += sum(t.nbytes for t in fresh)
-        self.moved += sum(t.nbytes for t in [*inputs, *written, *fresh])
+        self.moved += sum(t.nbytes for t in [*inputs, *written, *fresh]) - sum(t.nbytes for t in unread)
         return result
 
 

@@ -17,6 +17,7 @@ from mrfquant.files import atomic
 from mrfquant.reports.figures import STYLE
 from mrfquant.reports.palette import LIGHT
 
+ROWS = 8  # a panel has room for at least
 Found = Mapping[str, Mapping[str, Any]]  # row -> column -> a number or a ratio
 
 
@@ -76,7 +77,7 @@ def _draw_ratios(axes: Axes, title: str, ratios: list[tuple[str, str, Mapping[st
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}x"))
     axes.set_yticks(range(len(ratios)), [f"{row}: {column}" for row, column, _ in ratios], fontsize=7)
     axes.grid(axis="y", visible=False)
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(ratios), ROWS) - 0.5, -0.5)
     axes.set_title(title, fontsize=9, loc="left", x=-0.3)
 
 

@@ -21,7 +21,7 @@ SIZES = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
 LEVELS = (2, 3, 4, 8, 16)
 MIDDLE = 1_000_000  # parameters at which d varies
 PARAMETERS, GPU_MEMORY, GPU_BANDWIDTH, GPUS, LINK_BANDWIDTH = 10**9, 80e9, 2.0e12, 8, 300e9  # an A100 with NVLink
-SOME = 10_000  # parameters at which traffic is counted: it is the same for each
+SOME = 4_000  # parameters at which traffic is counted; so few that torch's own operations run, as on a GPU
 
 
 class Update:
@@ -31,7 +31,7 @@ class Update:
         torch.manual_seed(0)
         self.model = nn.Module()
         self.model.w = nn.Parameter(torch.randn(m))
-        levels = [2 * k / (d - 1) - 1 for k in range(d)]
+        levels = [2 * k - (d - 1) for k in range(d)]
         self.solver = ProximalMeanField(
             Labelling(self.model, levels), lambda p: torch.optim.Adam(p, lr=1e-3, fused=True)
         )
@@ -88,7 +88,7 @@ def billion(d: int) -> dict[str, Any]:
     Every GPU of a data-parallel run keeps all variables, so eight do not need less memory each; a ring moves
     2 (n - 1) / n of the gradient's 4 bytes a parameter in and out of each.
     """
-    update = Update(SOME, d)  # so small that torch's own operations run, as on a GPU
+    update = Update(SOME, d)
     update()
     with Operations() as counted:
         update()

@@ -25,23 +25,23 @@ SIZES = (50_000, 10_000, 10_000)  # images, as in MNIST
 class Turns(Collector):
     """Each time the run has evaluated, so much of the bare loop; the seconds of both."""
 
-    def __init__(self, bare: Callable[[], None], seconds: float) -> None:
-        self.bare, self.end = bare, time.perf_counter() + seconds
+    def __init__(self, bare: Callable[[], None], options: Options) -> None:
+        self.bare, self.now, self.end = bare, options.now, time.perf_counter() + options.seconds
         self.times: dict[str, list[float]] = {"bare loop": [], "whole run": []}
         self._mark: float | None = None
 
     def record(self, iteration: int, values: Any) -> None:
         if "val_top1" not in values:
             return
-        now = time.perf_counter()
+        now = self.now()
         if self._mark is not None:  # the first time warms up
             self.times["whole run"].append(now - self._mark)
-        start = time.perf_counter()
+        start = self.now()
         for _ in range(INTERVAL):
             self.bare()
         if self._mark is not None:
-            self.times["bare loop"].append(time.perf_counter() - start)
-        self._mark = time.perf_counter()
+            self.times["bare loop"].append(self.now() - start)
+        self._mark = self.now()
 
     def done(self) -> bool:
         """Whether the time is over."""
@@ -66,7 +66,7 @@ def measure_whole_run(options: Options) -> Iterator[tuple[str, Row]]:
         adam = lambda p: torch.optim.Adam(p, lr=1e-3, fused=True)  # noqa: E731
         labelling = Labelling(model, LEVELS[2] if isinstance(bare, PMF) else None)
         inference = (ProximalMeanField if isinstance(bare, PMF) else Reference)(labelling, adam)
-        turns = Turns(bare, options.seconds)
+        turns = Turns(bare, options)
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(
                 model,

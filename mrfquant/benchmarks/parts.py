@@ -1,0 +1,78 @@
+"""Where the time of a training step goes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mrfquant import fused
+from mrfquant.benchmarks.networks import LEVELS, NETWORKS, PMF, Float
+from mrfquant.benchmarks.timing import Options, Row, in_turns
+
+
+class Stopwatch:
+    """Adds up the CPU seconds spent in methods of objects; each call of `lap` gives and clears the sums."""
+
+    def __init__(self, methods: dict[str, tuple[Any, str]]) -> None:
+        self._sums = dict.fromkeys(methods, 0.0)
+        for part, (target, method) in methods.items():
+            setattr(target, method, self._timed(part, getattr(target, method)))
+
+    def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            start = time.process_time()
+            result = call(*args)
+            self._sums[part] += time.process_time() - start
+            return result
+
+        return timed
+
+    def lap(self) -> dict[str, float]:
+        """Seconds of every part since the last lap."""
+        found, self._sums = self._sums, dict.fromkeys(self._sums, 0.0)
+        return found
+
+
+class Unfused(PMF):
+    """The step without the compiled chains of `mrfquant.fused`."""
+
+    def update(self) -> None:
+        kept, fused.SMALLEST = fused.SMALLEST, math.inf
+        try:
+            super().update()
+        finally:
+            fused.SMALLEST = kept
+
+
+def measure_parts(options: Options) -> Iterator[tuple[str, Row]]:
+    """Milliseconds of CPU, over all threads, that the parts of a step of LeNet-300 take: medians.
+
+    Not of the clock: a step is shorter than the time that a busy machine gives to others in between.
+    """
+    build, shape = NETWORKS["lenet300"]
+    plain = Float(build, shape)
+    sides: dict[str, Float] = {"float": plain} | {f"PMF, d={d}": PMF(build, shape, d) for d in LEVELS}
+    sides |= {f"PMF, d={d}, torch's operations": Unfused(build, shape, d) for d in LEVELS}
+    watches = {"float": Stopwatch({"optimizer": (plain, "update")})}
+    for name, side in list(sides.items())[1:]:
+        methods = {"product": (side.solver, "gradient"), "optimizer": (side.solver.optimizer, "step")}
+        methods |= {"projection": (side.solver, "project_all"), "clearing": (side.solver.labelling, "zero_gradient")}
+        watches[name] = Stopwatch(methods)
+    laps: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+
+    def timed(name: str) -> Callable[[], None]:
+        def step() -> None:
+            start = time.process_time()
+            sides[name]()
+            whole = time.process_time() - start
+            parts = watches[name].lap()
+            laps[name].append({"step, ms": whole, "forward and backward": whole - sum(parts.values()), **parts})
+
+        return step
+
+    in_turns({name: timed(name) for name in sides}, options)
+    for name, found in laps.items():
+        yield name, {part: 1000 * statistics.median(lap[part] for lap in found) for part in found[0]}
