@@ -33,7 +33,7 @@ def parser() -> Parser:
         "round",
         """Give the weights of a trained float network labels, layer by layer, by inference in the pairwise Markov
         random field that each layer is: nearest; gptq, greedy with error feedback; icm, from gptq's answers;
-        mean_field, annealed; tree, which goes on from mean_field with moves along the strongest couplings. A layer's
+        mean_field, annealed; tree, which goes on from both with moves along the strongest couplings. A layer's
         energy is half the mean squared change of its outputs. Biases stay as they are.""",
         [
             "--run runs/ref_lenet300_mnist-seed0-20260101-120000 --bits 2",

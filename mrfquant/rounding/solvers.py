@@ -153,9 +153,9 @@ class RoundMeanField(RoundingSolver):
 
 @configurable
 class RoundTree(RoundMeanField):
-    """Mean-field, then moves along the maximum spanning tree of |A| until none lowers the energy: the best labels of
-    the whole tree at once, by max-product with the other couplings at the present labels, and the best labels of both
-    ends of every edge. Where all couplings lie on the tree, it is exact.
+    """Moves along the maximum spanning tree of |A|, from the answers of mean-field and of `icm`, until none lowers the
+    energy: the best labels of the whole tree at once, by max-product with the other couplings at the present labels,
+    and the best labels of both ends of every edge. Where all couplings lie on the tree, it is exact.
 
     The tree enters at zero temperature only. Annealing with the tree's correlations and the means of everything else
     overshoots on these dense couplings: neighbours of one variable that are coupled to each other, too, all answer to
@@ -165,8 +165,10 @@ class RoundTree(RoundMeanField):
     name = "tree"
 
     def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
-        labels, scale = super().solve_scaled(problem, start)
-        return descend(replace(problem, scale=scale), labels, SpanningTree.strongest(problem.a))
+        answers = [super().solve_scaled(problem, start), RoundICM().solve_scaled(problem, start)]
+        labels, scale = (torch.cat(parts, -1) for parts in zip(*answers, strict=True))
+        both = replace(problem, w=problem.w.repeat(1, 2), scale=scale)
+        return best_of_rows(both, descend(both, labels, SpanningTree.strongest(problem.a)), 2)
 
 
 SOLVERS: dict[str, type[RoundingSolver]] = {
