@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,11 @@ from mrfquant.errors import BadInput
 from mrfquant.labelling import LevelSet
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.solvers import SOLVERS, RoundGPTQ
-from mrfquant.settings import Count, Fraction, configurable
+from mrfquant.settings import Check, Fraction, configurable
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 RANK_DAMPING = 0.1  # where there are fewer inputs than weights of a row
+Several = Annotated[int, Check(lambda v: v > 1, "a whole number above 1")]
 SolverName = Literal["nearest", "gptq", "icm", "mean_field", "tree"]
 Batches = Callable[[], Iterator[Tensor]]  # the calibration images, from the first at each call
 
@@ -60,8 +61,8 @@ class Rounding:
         self,
         solver: SolverName = "tree",
         start: SolverName | None = None,
-        images: Count = 2000,
-        batch_size: Count = 250,
+        images: Several = 2000,
+        batch_size: Several = 250,
         damping: Fraction = 0.01,
         recalibrate: bool = True,
     ) -> None:
@@ -71,7 +72,8 @@ class Rounding:
     def batches(self, dataset: Dataset) -> Iterator[Tensor]:
         """The calibration images, normalised and without augmentation."""
         split = Split(dataset.train.images[: self.images], dataset.train.labels[: self.images])
-        return (images for images, _ in evaluation_batches(split, self.batch_size, dataset.mean, dataset.std))
+        batches = evaluation_batches(split, self.batch_size, dataset.mean, dataset.std)
+        return (images for images, _ in batches if len(images) > 1)  # batch norm needs more than one
 
     @torch.no_grad()
     def run(
@@ -103,7 +105,11 @@ class Rounding:
                 damping = RANK_DAMPING
                 warn(f"{name}: {inputs:,} inputs are few for {n:,} weights a row; damped by {damping:.0%}, give more")
             q = layer.weight.new_tensor(levels[name].values)
-            labels, scale, found = self._round(name, weight_matrices(layer, layer.weight), damped(moments, damping), q)
+            try:
+                a = damped(moments, damping)
+                labels, scale, found = self._round(name, weight_matrices(layer, layer.weight), a, q)
+            except torch.linalg.LinAlgError:
+                raise BadInput(f"the second moments of {name}'s inputs are singular: raise Rounding.damping") from None
             answers[name] = labels.view(layer.weight.shape), scale
             layer.weight.copy_(q[answers[name][0]] * scale.view(-1, *[1] * (layer.weight.dim() - 1)))
             report(found)

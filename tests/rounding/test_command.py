@@ -76,6 +76,7 @@ def test_weights_from_a_file_and_a_layer_left_out(float_run, tmp_path, capsys):
         (["--run", "RUN", "--exclude", "*"], "leaves no weight to round"),
         (["--run", "RUN", "--bits", "0"], "uniform.bits = 0"),
         (["--run", "RUN", "--set", "Rounding.damping = 2.0"], "Rounding.damping = 2.0, expected a number between 0"),
+        (["--run", "RUN", "--set", "Rounding.images = 1"], "Rounding.images = 1, expected a whole number above 1"),
         (["--run", "RUN", "--set", "RoundICM.scales = [1.0]"], "nothing in this run reads it"),
         (["--weights", "nowhere.pt", "--gin", "gin/ref_lenet5_digits.gin"], "nowhere.pt is not there"),
     ],
@@ -131,6 +132,15 @@ def test_few_inputs_are_damped_and_told():
     answers, said = _round(nn.Sequential(nn.Linear(40, 2)), torch.randn(5, 40))
     assert "5 inputs are few for 40 weights a row; damped by 10%" in said[0]
     assert answers["0.weight"][0].shape == (2, 40)
+
+
+def test_singular_moments_without_damping_are_told():
+    alike = torch.ones(50, 8)
+    names = {"0.weight": LevelSet([-1, 1])}
+    with pytest.raises(BadInput, match=r"second moments of 0\.weight's inputs are singular: raise Rounding\.damping"):
+        Rounding(solver="gptq", damping=0.0).run(
+            nn.Sequential(nn.Linear(8, 2)), names, lambda: iter([alike]), lambda _: None, print
+        )
 
 
 def test_later_layers_are_rounded_for_the_inputs_that_rounded_layers_make():
