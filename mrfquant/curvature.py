@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Layer = nn.Linear | nn.Conv2d
-SYRK_BLOCK = 256  # below this many rows, half a product is not worth its calls
+GRAM_ROWS = 256  # of a symmetric product that are computed at once
 
 
 def curved_layers(model: nn.Module) -> dict[str, Layer]:
@@ -90,13 +90,14 @@ def damped(a: Tensor, share: float) -> Tensor:
 
 
 def _gram(x: Tensor) -> Tensor:
-    """xᵀ x, symmetric: only half of the products are computed where that pays."""
+    """xᵀ x; being symmetric, little more than half of its products are computed."""
     n = x.shape[1]
-    if n <= SYRK_BLOCK:
-        return x.T @ x
-    left, right = x[:, : n // 2], x[:, n // 2 :]
-    corner = left.T @ right
-    return torch.cat([torch.cat([_gram(left), corner], 1), torch.cat([corner.T, _gram(right)], 1)])
+    out = x.new_empty(n, n)
+    for start in range(0, n, GRAM_ROWS):
+        stop = min(n, start + GRAM_ROWS)
+        torch.mm(x[:, start:stop].T, x[:, start:], out=out[start:stop, start:])
+        out[stop:, start:stop] = out[start:stop, stop:].T
+    return out
 
 
 def _patches(layer: nn.Conv2d, inputs: Tensor, thrifty: bool) -> tuple[Tensor, float]:

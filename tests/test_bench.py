@@ -12,7 +12,7 @@ import torch
 from matplotlib import image
 
 from mrfquant.bench import SUBJECTS, main, table
-from mrfquant.benchmarks import loader, mrf, projections, scaling, startup, timing, whole_run
+from mrfquant.benchmarks import curvature, loader, mrf, projections, scaling, startup, timing, whole_run
 from mrfquant.benchmarks.operations import Operations
 from mrfquant.benchmarks.parts import measure_parts
 from mrfquant.benchmarks.timing import Options, in_turns, ratio
@@ -205,3 +205,11 @@ def test_bad_input_is_one_sentence(arguments, message, capsys):
     err = capsys.readouterr().err
     assert err.startswith("error: ")
     assert message in err
+
+
+def test_curvature_is_compared_with_forward_and_first_order(bench, monkeypatch):
+    monkeypatch.setattr(curvature, "INTERVAL", 2)
+    found = bench("curvature", "--models", "lenet300,vgg16")
+    assert list(found) == ["lenet300, statistics", "lenet300, 100 steps"]
+    assert found["lenet300, statistics"]["second moments"]["ratio"] > 0
+    assert found["lenet300, 100 steps"]["pairwise"]["ratio"] > 0

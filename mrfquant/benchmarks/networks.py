@@ -18,10 +18,10 @@ LEVELS = {2: (-1, 1), 4: (-2, -1, 1, 2)}
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 # Name -> (recipe, shape of a batch). The paper's batches on CIFAR are of 128 images: with a quarter of that the suite
 # takes minutes, and what PMF adds to a step counts for more.
-NETWORKS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+NETWORKS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "lenet300": (lambda: LeNet300(MNIST, 10), (100, *MNIST)),
     "lenet5": (lambda: LeNet5(MNIST, 10), (100, *MNIST)),
-    "resnet18": (lambda: ResNet(CIFAR, 10), (32, *CIFAR)),
+    "resnet18": (lambda width=1.0: ResNet(CIFAR, 10, width=width), (32, *CIFAR)),
     "vgg16": (lambda: VGG(CIFAR, 10), (32, *CIFAR)),
 }
 
