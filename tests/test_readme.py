@@ -124,7 +124,7 @@ def test_every_command_that_they_name_takes_its_arguments():
             parser.parse_args(shlex.split(arguments, comments=True))  # exits if it does not
 
 
-@pytest.mark.parametrize("guide", ["README.md", "configs.md", "fields.md", "packed.md"])
+@pytest.mark.parametrize("guide", ["README.md", "configs.md", "fields.md", "packed.md", "rounding.md"])
 def test_the_commands_of_a_guide_run_as_typed(guide, tmp_path, monkeypatch):
     """In a folder with a run RUN and a field MODEL.uai, as the guides call them."""
     monkeypatch.chdir(tmp_path)
