@@ -7,6 +7,7 @@ A step averages one vector of m gradients, whatever the number of labels, and ev
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -84,6 +85,7 @@ def join_team(device: torch.device) -> tuple[Team, torch.device]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    atexit.register(dist.destroy_process_group)  # its threads would abort a process that ends while they run
     return Team(dist.get_rank(), dist.get_world_size()), device
 
 
