@@ -153,10 +153,12 @@ class PairwiseEnergy(Energy):
     def _learning(self) -> bool:
         return self._labelling.model.training and torch.is_grad_enabled()
 
+    @torch.compiler.disable  # a compiled network runs around the hooks, not through them
     def _note(self, name: str, inputs: Tensor, output: Tensor) -> None:
         if self._learning() and self._forwards % self.interval == 0:
             self._seen[name] = (inputs.detach(), output)
 
+    @torch.compiler.disable
     def _gather(self, logits: Tensor) -> None:
         """The forward of a batch has ended: if it was noted, bring it into the averages."""
         if not self._learning():

@@ -109,6 +109,22 @@ def test_curvature_is_that_of_the_batches_seen():
     torch.testing.assert_close(energy.diagonal(block)[6:], 2 * g)  # of the biases
 
 
+def test_a_compiled_network_gathers_the_same():
+    x = torch.randn(8, 3)
+    found = []
+    for build in (lambda model: model, lambda model: torch.compile(model, backend="aot_eager")):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        energy = PairwiseEnergy(interval=2, samples=None)
+        energy.attach(labelling := Labelling(model, [-1, 1]))
+        forward = build(model)
+        for _ in range(3):
+            functional.cross_entropy(forward(x), torch.zeros(8).long()).backward()
+        found.append(energy.diagonal(labelling.blocks[0]))
+    torch.testing.assert_close(found[1], found[0])
+    assert found[0].abs().max() > 0
+
+
 def test_evaluation_gathers_nothing():
     model = nn.Linear(3, 2)
     energy = PairwiseEnergy()
