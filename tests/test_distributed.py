@@ -30,14 +30,22 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 TOGETHER = [*TORCHRUN, "-m", "mrfquant.run"]
 
 
-@pytest.fixture
-def config(tmp_path):
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
     def write(iterations):
-        path = tmp_path / f"config{iterations}.gin"
+        path = tmp_path_factory.mktemp("config") / "config.gin"
         path.write_text(CONFIG.format(iterations=iterations))
         return path
 
     return write
+
+
+@pytest.fixture(scope="module")
+def alone(config, tmp_path_factory):
+    """The run folder of 20 iterations of one process."""
+    folder = tmp_path_factory.mktemp("runs") / "alone"
+    run(ALONE, "--gin", config(20), "--out", folder)
+    return folder
 
 
 def run(command, *arguments):
@@ -52,30 +60,29 @@ def variables(folder):
     return Checkpoints(folder / "checkpoints").newest(print)["inference"]["variables"][0]
 
 
-def test_two_processes_equal_one_with_the_same_batches(config, tmp_path):
-    run(ALONE, "--gin", config(20), "--out", tmp_path / "alone")
-    said = run(TOGETHER, "--gin", config(20), "--out", tmp_path / "together")
+def test_two_processes_equal_one_with_the_same_batches(config, alone, tmp_path):
+    together = tmp_path / "together"
+    said = run(TOGETHER, "--gin", config(20), "--out", together)
     assert "on 2 x cpu" in said
     assert said.count("results in") == 1  # one process speaks
-    assert (variables(tmp_path / "alone") - variables(tmp_path / "together")).abs().max() < 1e-5
-    alone, together = (
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("alone", "together")
+    assert (variables(alone) - variables(together)).abs().max() < 1e-5
+    ours, theirs = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (alone, together)
     )
-    assert [r["iteration"] for r in together] == [5, 10, 15, 20]
-    for a, b in zip(alone, together, strict=True):
+    assert [r["iteration"] for r in theirs] == [5, 10, 15, 20]
+    for a, b in zip(ours, theirs, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-4)
 
 
 @pytest.mark.parametrize(("first", "second"), [(ALONE, TOGETHER), (TOGETHER, ALONE)])
-def test_a_checkpoint_goes_on_with_another_number_of_processes(config, tmp_path, first, second):
-    run(ALONE, "--gin", config(20), "--out", tmp_path / "whole")
+def test_a_checkpoint_goes_on_with_another_number_of_processes(config, alone, tmp_path, first, second):
     run(first, "--gin", config(10), "--out", tmp_path / "part")
     own = tmp_path / "part" / "config.gin"
     own.write_text(own.read_text().replace("Trainer.iterations = 10", "Trainer.iterations = 20"))
     (tmp_path / "part" / "summary.json").unlink()
     assert "going on from iteration 10" in run(second, "--resume", tmp_path / "part")
-    assert (variables(tmp_path / "whole") - variables(tmp_path / "part")).abs().max() < 1e-5
+    assert (variables(alone) - variables(tmp_path / "part")).abs().max() < 1e-5
 
 
 def workers(pid):

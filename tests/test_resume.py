@@ -39,7 +39,7 @@ def stop_at(process, folder, iteration, number):
         if len(lines) * 10 >= iteration:
             process.send_signal(number)
             break
-        time.sleep(0.002)
+        time.sleep(0.02)
     output, _ = process.communicate(timeout=120)
     return process.returncode, output
 
