@@ -91,9 +91,11 @@ class PairwiseEnergy(Energy):
         self._layers = {name: layer for name, layer in layers if name in labelling.labelled.spans}
         if not self._layers:
             raise BadInput("PairwiseEnergy finds no labelled weight of a Linear or Conv2d layer: use FirstOrderTaylor")
+        # A compiled network runs around the hooks, not through them.
+        note, gather = torch.compiler.disable(self._note), torch.compiler.disable(self._gather)
         for name, layer in self._layers.items():
-            layer.register_forward_hook(lambda _, given, output, name=name: self._note(name, given[0], output))
-        labelling.model.register_forward_hook(lambda _, given, output: self._gather(output))
+            layer.register_forward_hook(lambda _, given, output, name=name: note(name, given[0], output))
+        labelling.model.register_forward_hook(lambda _, given, output: gather(output))
 
     def curvatures(self, block: Block) -> list[LayerCurvature]:
         """Of the layers in a block; empty before the first gathering."""
@@ -153,12 +155,10 @@ class PairwiseEnergy(Energy):
     def _learning(self) -> bool:
         return self._labelling.model.training and torch.is_grad_enabled()
 
-    @torch.compiler.disable  # a compiled network runs around the hooks, not through them
     def _note(self, name: str, inputs: Tensor, output: Tensor) -> None:
         if self._learning() and self._forwards % self.interval == 0:
             self._seen[name] = (inputs.detach(), output)
 
-    @torch.compiler.disable
     def _gather(self, logits: Tensor) -> None:
         """The forward of a batch has ended: if it was noted, bring it into the averages."""
         if not self._learning():
