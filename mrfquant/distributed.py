@@ -123,13 +123,17 @@ class _SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):
         dims = [0, *range(2, x.dim())]
         shape = [1, -1] + [1] * (x.dim() - 2)
         count = x.numel() // x.shape[1] * dist.get_world_size()
-        mean = _Sum.apply(x.sum(dims)) / count
-        centred = x - mean.view(shape)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # sums of bfloat16 would round
+        mean = _Sum.apply(wide.sum(dims)) / count
+        centred = wide - mean.view(shape)
         variance = _Sum.apply((centred * centred).sum(dims)) / count
-        with torch.no_grad():
-            self.num_batches_tracked += 1
-            momentum = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
-            self.running_mean.lerp_(mean, momentum)
-            self.running_var.lerp_(variance * count / (count - 1), momentum)
+        if self.track_running_stats:
+            with torch.no_grad():
+                self.num_batches_tracked += 1
+                momentum = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+                self.running_mean.lerp_(mean, momentum)
+                self.running_var.lerp_(variance * count / (count - 1), momentum)
         y = centred * torch.rsqrt(variance + self.eps).view(shape)
-        return y if self.weight is None else y * self.weight.view(shape) + self.bias.view(shape)
+        if self.weight is not None:
+            y = y * self.weight.view(shape) + self.bias.view(shape)
+        return y.to(x.dtype)

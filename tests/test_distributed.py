@@ -1,5 +1,6 @@
 """Two processes train as one: same batches, same weights, one writer; when one dies, the run ends with a sentence."""
 
+import copy
 import json
 import os
 import signal
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from mrfquant.distributed import synchronise_batch_norm
 from mrfquant.training.checkpoints import Checkpoints
 
 CONFIG = """
@@ -108,3 +111,24 @@ def test_a_killed_process_ends_the_run_and_it_can_be_resumed(config, tmp_path):
     state = Checkpoints(folder / "checkpoints").newest(print)
     assert state["iteration"] > 0
     assert torch.isfinite(state["inference"]["variables"][0]).all()
+
+
+@pytest.fixture
+def team_of_one(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("settings", [{}, {"track_running_stats": False}, {"affine": False, "momentum": None}])
+def test_synchronised_batch_norm_is_torchs(team_of_one, dtype, settings):
+    parameters = torch.float64 if dtype == torch.float64 else torch.float32  # those of bfloat16 inputs are float32
+    theirs = torch.nn.BatchNorm2d(3, **settings, dtype=parameters)
+    ours = synchronise_batch_norm(copy.deepcopy(theirs), torch.device("cpu"))
+    x = (torch.randn(4, 3, 5, 5, dtype=torch.float64) * 2 + 3).to(dtype)
+    for training in (True, True, False):
+        theirs.train(training)
+        ours.train(training)
+        torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())

@@ -20,6 +20,7 @@ class Energy(ABC):
     """
 
     couples_blocks = False  # whether variables of different blocks interact
+    temperature = 1.0  # what the loss divides the network's outputs by; the trainer sets it
 
     def look(self, us: Sequence[tuple[Block, Tensor]]) -> None:  # noqa: B027 - most energies need one block at a time
         """See every block with its u: before each step, if the energy couples blocks."""

@@ -54,9 +54,10 @@ class PairwiseEnergy(Energy):
 
     Under the factorised u the second term is 1/2 (ŵ - w^k)ᵀ C (ŵ - w^k) for the expected weights ŵ, plus half the sum
     of C_jj Var(w_j), which draws labels to a decision where the loss is curved. C is the Kronecker curvature of linear
-    and convolutional layers (`mrfquant.curvature`) for cross-entropy of the network's outputs, the diagonal of it for
-    their biases, and 0 for other parameters. It is gathered in the forward of a training step: running averages over
-    mini-batches. At the present u, ŵ is w^k, so a solver that asks for the gradient there pays for the diagonal only.
+    and convolutional layers (`mrfquant.curvature`) for cross-entropy of the network's outputs over the temperature, the
+    diagonal of it for their biases, and 0 for other parameters. It is gathered in the forward of a training step:
+    running averages over mini-batches. At the present u, ŵ is w^k, so a solver that asks for the gradient there pays
+    for the diagonal only.
 
     Args:
         interval: gather in every so many forwards of training.
@@ -155,9 +156,11 @@ class PairwiseEnergy(Energy):
     def _learning(self) -> bool:
         return self._labelling.model.training and torch.is_grad_enabled()
 
-    def _note(self, name: str, inputs: Tensor, output: Tensor) -> None:
-        if self._learning() and self._forwards % self.interval == 0:
-            self._seen[name] = (inputs.detach(), output)
+    def _note(self, name: str, inputs: Tensor, output: Tensor) -> Tensor | None:
+        if not self._learning() or self._forwards % self.interval:
+            return None
+        self._seen[name] = (inputs.detach(), output)
+        return output.clone()  # for the network to go on with, in place if it likes
 
     def _gather(self, logits: Tensor) -> None:
         """The forward of a batch has ended: if it was noted, bring it into the averages."""
@@ -166,9 +169,12 @@ class PairwiseEnergy(Energy):
         self._forwards += 1
         if not self._seen:
             return
+        if not self._finite(logits):
+            self._seen.clear()  # the trainer will find that the loss is not a number, and say so
+            return
         names = list(self._seen)
         layers, outputs = [self._layers[name] for name in names], [self._seen[name][1] for name in names]
-        output_curvatures = output_curvature(layers, outputs, logits, self.samples)
+        output_curvatures = output_curvature(layers, outputs, logits / self.temperature, self.samples)
         with torch.no_grad():
             for name, layer, g in zip(names, layers, output_curvatures, strict=True):
                 inputs, output = self._seen[name]
@@ -178,6 +184,13 @@ class PairwiseEnergy(Energy):
             self._mass = self.decay * self._mass + 1 - self.decay
             self._rebuild()
         self._seen.clear()
+
+    def _finite(self, logits: Tensor) -> bool:
+        """Whether the outputs are numbers, on all ranks. Waits for the device."""
+        broken = (~logits.isfinite()).sum()
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(broken)
+        return not broken.item()
 
     def _average(self, name: str, new: list[Tensor]) -> None:
         if torch.distributed.is_initialized():  # the same curvature on all ranks, or their labels would part

@@ -15,6 +15,7 @@ from mrfquant.errors import BadInput
 from mrfquant.labelling import Block, Labelling
 from mrfquant.schedules import Constant, Schedule
 
+REPLACED_INTERVAL = 100  # steps between two looks for replaced parameters
 OptimizerRecipe = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
@@ -58,7 +59,6 @@ class Inference(ABC):
         self.iteration = 0
         self.budget: int | None = None
         self.variables = [self.start(block, lambda b=block: self._draw(b)) for block in labelling.blocks]
-        labelling.free.w.grad = labelling.free.g
         self.optimizer = optimizer(self.variables + ([labelling.free.w] if len(labelling.free) else []))
         self._initial_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.project_all()
@@ -99,11 +99,14 @@ class Inference(ABC):
     @torch.no_grad()
     def step(self) -> None:
         """One update from the gradient that backward has left; the gradient is cleared."""
+        if self.iteration % REPLACED_INTERVAL == 0:
+            self.labelling.refuse_replaced()
         self.labelling.gradients()  # collects them
         if self.energy.couples_blocks:
             self.energy.look([(block, self.marginals(block, x)) for block, x in self.pairs()])
         for block, x in self.pairs():
             x.grad = self.gradient(block, x)
+        self.labelling.free.w.grad = self.labelling.free.g  # zero_grad takes it away
         self.optimizer.step()
         for x in self.variables:
             x.grad = None  # it may lie in a place that `project` writes to
@@ -139,6 +142,7 @@ class Inference(ABC):
 
     @contextmanager
     def _weights(self, labels: list[Tensor]) -> Iterator[None]:
+        self.labelling.refuse_replaced()
         kept = self.labelling.labelled.w.clone()
         with torch.no_grad():
             for block, chosen in zip(self.labelling.blocks, labels, strict=True):
@@ -187,6 +191,7 @@ class Inference(ABC):
             "iteration": self.iteration,
             "variables": self.variables,
             "w": self.labelling.labelled.w,
+            "levels": [list(block.levels.values) for block in self.labelling.blocks],
             "scale": self.labelling.scale,
             "free": self.labelling.free.w,
             "energy": self.energy.state_dict(),
@@ -195,8 +200,10 @@ class Inference(ABC):
     @torch.no_grad()
     def load_solution(self, solution: dict[str, Any]) -> None:
         """Stand where a solver of the same kind on the same labelling stood."""
-        mine, given = ([x.shape for x in (*s["variables"], s["w"], s["free"])] for s in (self.solution(), solution))
-        if mine != given:
+        own = self.solution()
+        mine, given = ([x.shape for x in (*s["variables"], s["w"], s["free"])] for s in (own, solution))
+        fits = mine == given and (own["scale"] is None) == (solution["scale"] is None)
+        if not fits or solution.get("levels", own["levels"]) != own["levels"]:  # older files have no levels
             raise BadInput(
                 "the saved state does not fit: it is of another network, other levels or another kind of solver"
             )

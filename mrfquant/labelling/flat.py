@@ -14,7 +14,8 @@ class FlatParameters:
     """The vectors `w` and `g`, of which the given parameters and their gradients are views.
 
     The network stays an ordinary module: it reads its parameters where they always were, and backward adds into `g`.
-    Moving or converting the module afterwards cuts the views: do it before; `collect` notices.
+    Moving or converting the module afterwards cuts the views: do it before; `collect` notices, and `refuse_others`
+    notices parameters that were replaced.
 
     Attributes:
         w: (m,) values. g: (m,) gradient, accumulated by backward.
@@ -57,10 +58,7 @@ class FlatParameters:
         for name, p in self._parameters.items():  # two pointers each: microseconds
             value, gradient = self._pointers[name]
             if p.data_ptr() != value:
-                raise BadInput(
-                    f"{name} is no part of this labelling any more: the network was moved, converted or labelled "
-                    "again; build the labelling and the solver after that"
-                )
+                raise _cut(name)
             if p.grad is None or p.grad.data_ptr() != gradient:
                 view = self.view(name, self.g)
                 if p.grad is None:
@@ -69,8 +67,21 @@ class FlatParameters:
                     view.copy_(p.grad)
                 p.grad = view
 
+    def refuse_others(self, present: Mapping[str, nn.Parameter]) -> None:
+        """Raise BadInput unless the network's present parameters are those given at first."""
+        for name, p in self._parameters.items():
+            if present.get(name) is not p:
+                raise _cut(name)
+
     def _attach(self) -> None:
         self._pointers = {}
         for name, p in self._parameters.items():
             p.grad = self.view(name, self.g)
             self._pointers[name] = (p.data_ptr(), p.grad.data_ptr())
+
+
+def _cut(name: str) -> BadInput:
+    return BadInput(
+        f"{name} is no part of this labelling any more: the network was moved, converted, changed or labelled again; "
+        "build the labelling and the solver after that"
+    )

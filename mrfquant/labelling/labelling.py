@@ -89,6 +89,12 @@ class Labelling:
         self.free.collect()
         return self.labelled.g, self.free.g
 
+    def refuse_replaced(self) -> None:
+        """Raise BadInput if parameters of the network were replaced, as by `load_state_dict(assign=True)`."""
+        present = dict(self.model.named_parameters())
+        self.labelled.refuse_others(present)
+        self.free.refuse_others(present)
+
     def zero_gradient(self) -> None:
         """Clear what backward has accumulated."""
         self.labelled.g.zero_()

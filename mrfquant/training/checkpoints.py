@@ -29,7 +29,7 @@ class Checkpoints:
 
     def save(self, iteration: int, state: State, best: int | None) -> None:
         """Keep `state`, the state before it, and the best each of them names."""
-        kept = self._iterations("step")[-1:]
+        kept = [i for i in self._iterations("step") if i < iteration][-1:]
         _write(self._path("step", iteration), {**state, "best_iteration": best})
         self._named = {i: self._best_named(i) for i in kept} | {iteration: best}
         bests = set(self._named.values())

@@ -80,7 +80,7 @@ class Trainer:
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=low)
         self.forward: Callable[[Tensor], Tensor] = torch.compile(model) if compile else model
 
-        inference.budget = iterations
+        inference.budget, inference.energy.temperature = iterations, temperature
         self.iteration = 0
         self.seconds = 0.0  # spent in the loop, by this process and those it resumes
         self.best: dict[str, float] | None = None  # iteration and validation figures of the best model
@@ -103,7 +103,7 @@ class Trainer:
             if evaluate_now or self.iteration % self.log_interval == 0:
                 self._record(evaluate_now)
             if self._asked_to_stop() and self.iteration < self.iterations:
-                self._finite_losses()
+                self._losses = [torch.tensor(loss) for loss in self._finite_losses()]  # of the whole batches
                 self._save()
                 raise Interrupted
         return self._test()
@@ -209,7 +209,7 @@ class Trainer:
             "inference": self.inference.state_dict(),
             "model": {n: t for n, t in self.model.state_dict().items() if n not in solved},
             "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -221,5 +221,5 @@ class Trainer:
         self.inference.load_state_dict(state["inference"])
         self.model.load_state_dict(state["model"], strict=False)
         torch.set_rng_state(state["rng"])
-        if self.device.type == "cuda" and len(state["cuda_rng"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(state["cuda_rng"])
+        if self.device.type == "cuda" and state["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(state["cuda_rng"], self.device)  # processes started from one seed

@@ -125,6 +125,50 @@ def test_a_compiled_network_gathers_the_same():
     assert found[0].abs().max() > 0
 
 
+def _gathered(build, temperature=1.0):
+    torch.manual_seed(0)
+    model = build()
+    energy = PairwiseEnergy(interval=1, samples=None)
+    energy.temperature = temperature
+    energy.attach(labelling := Labelling(model, [-1, 1]))
+    model(torch.randn(8, 3, generator=torch.Generator().manual_seed(1)))
+    return energy.diagonal(labelling.blocks[0])
+
+
+def test_an_activation_in_place_changes_nothing():
+    kept, in_place = (
+        _gathered(lambda inplace=inplace: nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace), nn.Linear(4, 2)))
+        for inplace in (False, True)
+    )
+    torch.testing.assert_close(in_place, kept)
+
+
+def test_the_temperature_of_the_loss_is_that_of_its_curvature():
+    outside = _gathered(lambda: nn.Linear(3, 2), temperature=5.0)
+    inside = _gathered(lambda: nn.Sequential(nn.Linear(3, 2), _Over(5.0)))
+    torch.testing.assert_close(outside, inside)
+
+
+class _Over(nn.Module):
+    def __init__(self, divisor):
+        super().__init__()
+        self.divisor = divisor
+
+    def forward(self, x):
+        return x / self.divisor
+
+
+@pytest.mark.parametrize("samples", [1, None])
+def test_outputs_that_are_no_numbers_are_left_to_the_trainer(samples):
+    model = nn.Linear(3, 2)
+    energy = PairwiseEnergy(interval=1, samples=samples)
+    energy.attach(labelling := Labelling(model, [-1, 1]))
+    model(torch.full((4, 3), torch.nan))
+    assert energy.diagonal(labelling.blocks[0]) is None
+    model(torch.randn(4, 3))
+    assert energy.diagonal(labelling.blocks[0]).isfinite().all()
+
+
 def test_evaluation_gathers_nothing():
     model = nn.Linear(3, 2)
     energy = PairwiseEnergy()

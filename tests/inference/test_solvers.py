@@ -158,13 +158,53 @@ def test_gradients_cleared_or_cut_for_a_part_of_the_network_are_seen():
     assert inference.labelling.gradients()[0].abs().max() == 0
 
 
-@pytest.mark.parametrize("harm", [lambda m: m.double().float(), lambda m: Labelling(m, [-1, 1])])
+def test_clearing_the_optimizers_gradients_does_no_harm(solver):
+    _, inference, loss = problem(LEVELS[2], solver, exclude=["last.bias"])
+    expected = steps(inference, loss, 5)
+    _, inference, loss = problem(LEVELS[2], solver, exclude=["last.bias"])
+    losses = []
+    for _ in range(5):
+        inference.optimizer.zero_grad()
+        losses += steps(inference, loss, 1)
+    assert losses == expected
+
+
+def replace_a_layer(model):
+    model.last = torch.nn.Linear(model.last.in_features, model.last.out_features)
+
+
+HARMS = {
+    "converted": lambda m: m.double().float(),
+    "labelled again": lambda m: Labelling(m, [-1, 1]),
+    "assigned": lambda m: m.load_state_dict({k: v.clone() for k, v in m.state_dict().items()}, assign=True),
+    "a layer replaced": replace_a_layer,
+}
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
 def test_a_network_taken_away_from_its_labelling_is_noticed(harm):
     model, inference, loss = problem(LEVELS[2], ProximalMeanField)
     harm(model)
     loss().backward()
     with pytest.raises(BadInput, match="no part of this labelling any more"):
         inference.step()
+
+
+def test_a_parameter_replaced_after_training_is_noticed_where_it_is_rounded():
+    model, inference, loss = problem(LEVELS[2], ProximalMeanField)
+    steps(inference, loss, 3)
+    replace_a_layer(model)
+    with pytest.raises(BadInput, match="no part of this labelling any more"), inference.rounded():
+        pass
+
+
+@pytest.mark.parametrize(("other", "scale"), [([-3, 5], "none"), ([-1, 1], 2.0)])
+def test_a_state_of_other_levels_or_scales_does_not_fit(other, scale):
+    _, saved, _ = problem([-1, 1], ProximalMeanField)
+    _, inference, _ = problem(other, ProximalMeanField, scale=scale)
+    for a, b in ((saved, inference), (inference, saved)):
+        with pytest.raises(BadInput, match="does not fit"):
+            a.load_state_dict(b.state_dict())
 
 
 @pytest.mark.parametrize("name", ["mf", "pq"])
