@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from mrfquant.errors import BadInput, BadSetting
-from mrfquant.settings import Count, NonNegative, Positive, configurable
+from mrfquant.settings import Count, NonNegative, Positive, Whole, configurable
 
 
 class Schedule(ABC):
@@ -58,7 +58,7 @@ class MultiStepDecay(Schedule):
 class CosineDecay(Schedule):
     """From 1 to `final` along half a cosine over the budget, after a linear rise over `warmup` iterations."""
 
-    def __init__(self, final: NonNegative = 0.0, warmup: NonNegative = 0) -> None:
+    def __init__(self, final: NonNegative = 0.0, warmup: Whole = 0) -> None:
         self.final, self.warmup = final, warmup
 
     def __call__(self, k: int, budget: int | None) -> float:

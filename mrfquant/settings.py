@@ -10,6 +10,7 @@ Python, is a `BadSetting` that says which parameter, what was given and what was
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -20,11 +21,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import gin
-from typeguard import TypeCheckError, check_type
+from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 
 from mrfquant.errors import BadInput, BadSetting
 
 T = TypeVar("T", bound=Callable[..., Any])
+UNIONS = (types.UnionType, typing.Union)
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Check:
 
 
 Count = Annotated[int, Check(lambda v: v > 0, "a whole number above 0")]
+Whole = Annotated[int, Check(lambda v: v >= 0, "a whole number of at least 0")]
 Seed = Annotated[int, Check(lambda v: 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1")]
 Positive = Annotated[float, Check(lambda v: 0 < v < math.inf, "a finite number above 0")]
 NonNegative = Annotated[float, Check(lambda v: 0 <= v < math.inf, "a finite number of at least 0")]
@@ -91,7 +94,7 @@ def _checked(function: Callable[..., Any], supplied: Sequence[str]) -> Callable[
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         # Unwrapped: a class may inherit the __init__ of one that was registered before it.
-        hints = typing.get_type_hints(inspect.unwrap(function), include_extras=True)
+        hints = _hints(inspect.unwrap(function))
         name = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
         given = signature.bind_partial(*args, **kwargs).arguments
         for parameter, declared in signature.parameters.items():
@@ -109,10 +112,20 @@ def _checked(function: Callable[..., Any], supplied: Sequence[str]) -> Callable[
     return wrapper
 
 
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of the parameters; those whose names only a type checker imports are left out."""
+    hints = {}
+    for parameter, annotation in getattr(function, "__annotations__", {}).items():  # object.__init__ has none
+        one = types.SimpleNamespace(__annotations__={parameter: annotation})
+        with contextlib.suppress(NameError):
+            hints |= typing.get_type_hints(one, function.__globals__, include_extras=True)
+    return hints
+
+
 def _check(binding: str, value: Any, hint: Any) -> None:
-    checks = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Check)]
+    checks = _conditions(hint)
     try:
-        check_type(value, hint)
+        check_type(value, hint, collection_check_strategy=CollectionCheckStrategy.ALL_ITEMS)
         if isinstance(value, bool) and checks:  # bool is an int to Python, but True iterations are a mistake
             raise TypeCheckError("is a bool")
     except TypeCheckError:
@@ -120,9 +133,16 @@ def _check(binding: str, value: Any, hint: Any) -> None:
         if inspect.isclass(value) or inspect.isfunction(value):
             expected += f" (@{value.__name__} names the recipe: write @{value.__name__}() to build it)"
         raise BadSetting(binding, value, expected) from None
-    for check in checks:
+    for check in checks if value is not None else ():
         if not check.holds(value):
             raise BadSetting(binding, value, check.expected)
+
+
+def _conditions(hint: Any) -> list[Check]:
+    """What a type asks beyond itself; of an optional one, what it asks if there is a value."""
+    if typing.get_origin(hint) in UNIONS:
+        return [check for member in typing.get_args(hint) for check in _conditions(member)]
+    return [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Check)]
 
 
 def _words(hint: Any) -> str:
@@ -134,6 +154,6 @@ def _words(hint: Any) -> str:
         return {bool: "True or False", type(None): "None"}.get(hint, hint.__name__)
     if arguments and typing.get_origin(hint) is Annotated:
         return _words(arguments[0])
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+    if typing.get_origin(hint) in UNIONS:
         return " or ".join(_words(a) for a in arguments)
     return str(hint).replace("typing.", "").replace("collections.abc.", "")

@@ -1,12 +1,16 @@
 """A part's signature is its contract: wrong types and impossible values are named, from gin and from Python."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import gin
 import pytest
 
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.settings import Count, Fraction, NonNegative, Positive, configurable
+
+if TYPE_CHECKING:
+    from elsewhere import Unknown
 
 
 @configurable(supplied=["network"])
@@ -20,6 +24,9 @@ class Part:
         inner: "Part | None" = None,
         share: Fraction = 0.5,
         decay: NonNegative = 0.0,
+        limit: Count | None = None,
+        steps: Sequence[int] = (),
+        later: "Unknown | None" = None,
     ):
         self.count = count
 
@@ -39,6 +46,9 @@ def recipe(count: Count):
         ({"rate": "fast"}, "Part.rate = 'fast', expected a finite number above 0"),
         ({"kind": "firm"}, "Part.kind = 'firm', expected 'soft' or 'hard'"),
         ({"share": 1.5}, "Part.share = 1.5, expected a number between 0 and 1"),
+        ({"limit": 0}, "Part.limit = 0, expected a whole number above 0"),
+        ({"limit": True}, "Part.limit = True, expected a whole number above 0"),
+        ({"steps": [1, "x"]}, r"Part.steps = \[1, 'x'\], expected Sequence\[int\]"),
         ({"decay": float("inf")}, "Part.decay = inf, expected a finite number of at least 0"),
     ],
 )
@@ -50,6 +60,15 @@ def test_impossible_values_are_named_with_what_was_expected(settings, message):
 def test_a_recipe_where_an_object_belongs_is_told_apart():
     with pytest.raises(BadSetting, match=r"write @Part\(\) to build it"):
         Part("net", inner=Part)
+
+
+def test_optional_settings_may_be_left_open():
+    assert Part("net", limit=None)
+    assert Part("net", limit=3)
+
+
+def test_types_that_only_a_type_checker_imports_are_not_checked():
+    assert Part("net", later=3)
 
 
 def test_an_int_is_a_fine_float():

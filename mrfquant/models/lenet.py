@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from mrfquant.errors import BadInput
 from mrfquant.models.layers import normed, scaled
 from mrfquant.models.registry import network
 from mrfquant.settings import Count, Positive
@@ -45,6 +46,10 @@ class LeNet5(nn.Module):
         channels, height, columns = shape
         first, second, hidden = (scaled(n, width) for n in (20, 50, 500))
         after = [((side - 4) // 2 - 4) // 2 for side in (height, columns)]
+        if min(after) < 1:
+            raise BadInput(
+                f"LeNet5 needs images of at least 16x16, these are {height}x{columns}: choose LeNet300 for them"
+            )
         self.name = "lenet5"
         self.layers = nn.Sequential(
             *normed(nn.Conv2d(channels, first, 5)),

@@ -82,6 +82,13 @@ def test_resnet_halves_only_large_images_at_once(shape, first):
     assert ResNet(shape, 10, width=0.125).stem(torch.randn(1, *shape)).shape[-1] == first
 
 
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 14, 28), (1, 15, 15)])
+def test_lenet5_refuses_images_it_would_pool_away(shape):
+    with pytest.raises(BadInput, match="at least 16x16"):
+        LeNet5(shape, 10)
+    LeNet5((1, 16, 16), 10)(torch.zeros(2, 1, 16, 16))
+
+
 def test_vgg_refuses_images_it_would_pool_away():
     with pytest.raises(BadInput, match="at least 32x32"):
         VGG(MNIST, 10)
