@@ -27,8 +27,11 @@ def writable(name: str) -> Path:
     try:
         if path.is_dir():
             raise IsADirectoryError(0, "it is a folder")
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        if path.exists() and not path.is_file():  # a pipe or a device
+            open(path, "wb").close()
+        else:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{name} cannot be written ({error.strerror}): give another path") from None
     return path

@@ -52,7 +52,8 @@ class Config:
         import_installed_plugins()
         self.file = _find(Path(file))
         self._places: dict[str, str] = {}  # 'scope/Name.parameter' or 'macro' -> where it was bound last
-        gin.config._LOCATION_PREFIXES[:] = ["", str(self.file.parent), str(CONFIGS)]
+        # Absolute: gin would take a relative folder for a Python package.
+        gin.config._LOCATION_PREFIXES[:] = [str(f.resolve()) for f in (Path(), self.file.parent, CONFIGS)]
         for module in imports:
             import_plugin(module, "--import")
             gin.parse_config(f"import {module}")  # so that the configuration as text has it

@@ -54,6 +54,12 @@ def second_moments(layer: Layer, inputs: Tensor, thrifty: bool = False) -> Tenso
     return torch.stack([_gram(group) for group in columns]) / (b * share)
 
 
+def pixels_drawn(layer: nn.Conv2d, pixels: int) -> int:
+    """How many of a convolution's output pixels stand for all of them where it is thrifty."""
+    rows, n = len(layer.weight) // layer.groups, layer.weight[0].numel()
+    return min(pixels, math.ceil(pixels * rows / n))
+
+
 def output_curvature(
     layers: Sequence[Layer], outputs: Sequence[Tensor], logits: Tensor, samples: int | None = None
 ) -> list[Tensor]:
@@ -117,8 +123,8 @@ def _patches(layer: nn.Conv2d, inputs: Tensor, thrifty: bool) -> tuple[Tensor, f
         size = layer.dilation[axis] * (layer.kernel_size[axis] - 1) + 1
         windows = windows.unfold(2 + axis, size, layer.stride[axis])[..., :: layer.dilation[axis]]
     height, width = windows.shape[2:4]
-    pixels, rows, n = height * width, len(layer.weight) // layer.groups, layer.weight[0].numel()
-    if not thrifty or rows >= n:
+    pixels = height * width
+    if not thrifty or pixels_drawn(layer, pixels) == pixels:
         return windows.flatten(2, 3), 1.0
-    drawn = torch.randperm(pixels, device=inputs.device)[: math.ceil(pixels * rows / n)]
+    drawn = torch.randperm(pixels, device=inputs.device)[: pixels_drawn(layer, pixels)]
     return windows[:, :, drawn // width, drawn % width], len(drawn) / pixels

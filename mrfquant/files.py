@@ -15,9 +15,15 @@ from typing import Any, BinaryIO
 def atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open `path` for writing in binary; it appears under its name only when the block succeeds.
 
-    A crash or a full disk leaves the former content of `path`, or nothing, and never a part of the new one.
+    A crash or a full disk leaves the former content of `path`, or nothing, and never a part of the new one. A link is
+    followed; into a pipe or a device, which cannot be replaced, it is written straight.
     """
     path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with open(path, "wb") as file:
+            yield file
+        return
+    path = path.resolve() if path.is_symlink() else path
     if not path.name or path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import pickle
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -78,10 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
     folder.write_operative(config.operative())
     console = Console(folder.log)
     try:
-        summary = _round(experiment, rounding, folder, before, console.say)
+        with folder.owned():
+            folder.write_summary(_round(experiment, rounding, folder, before, console.say))
+    except BaseException:  # there is nothing in it to go on from
+        shutil.rmtree(folder.path)
+        raise
     finally:
         console.close()
-    folder.write_summary(summary)
     return 0
 
 
@@ -153,7 +156,7 @@ def _trained(arguments: argparse.Namespace, device: torch.device, root: Path) ->
     from mrfquant.run_folder import RunFolder
 
     source = arguments.run or arguments.weights
-    with _config(arguments).explaining():
+    with _config(arguments, arguments.set).explaining():
         experiment = _experiment(device, root)
     if experiment.labelling.blocks:
         raise BadInput(f"{source} is quantized already: give a float run, one whose config sets no Labelling.levels")
@@ -172,14 +175,13 @@ def _trained(arguments: argparse.Namespace, device: torch.device, root: Path) ->
 def _read_weights(path: Path) -> Mapping[str, Tensor]:
     """A state dict; nothing in the file is executed."""
     import torch
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     if not path.is_file():
         raise BadInput(f"{path} {'is a folder' if path.is_dir() else 'is not there'}: give a .pt or .safetensors file")
     try:
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+    except Exception as error:  # what a file of something else raises is not documented
         reason = str(error).split("\n")[0][:100]
         raise BadInput(f"{path} cannot be read as a .pt or .safetensors file of tensors ({reason})") from None
     if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):

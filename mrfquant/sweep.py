@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 from mrfquant.command_line import Parser, guarded
 from mrfquant.config import Config
 from mrfquant.errors import BadInput, RunFailed
+from mrfquant.files import write_text
 from mrfquant.search_space import Dimension, read_space
 
 HEARTBEAT = 5  # seconds; a worker that is silent for three of them is taken for dead
@@ -165,9 +165,10 @@ def lead(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise BadInput(f"cannot make the folder {arguments.out}: {error.strerror}; give another --out") from None
     study = open_study(arguments)
-    asked = {"config": config.text(), "space": arguments.space.read_text(), "smoke": arguments.smoke}
+    asked = {"config": config.text(), "space": arguments.space.read_text()}
+    asked |= {"smoke": arguments.smoke, "seed": arguments.seed}
     if study.user_attrs.setdefault("asked", asked) != asked:
-        raise BadInput(f"{arguments.storage} holds a sweep of other settings or another space: give another --out")
+        raise BadInput(f"{arguments.storage} holds a sweep of other settings, space or seed: give another --out")
     study.set_user_attr("asked", asked)
     told = {trial.number for trial in ended(study)}
     print(f"{arguments.trials} trials, {len(told)} ended already; in {arguments.out}", flush=True)
@@ -195,14 +196,14 @@ def lead(arguments: argparse.Namespace) -> int:
     if not any(trial.state.name == "COMPLETE" for trial in ended(study)):
         raise RunFailed(f"no trial was trained to the end: see {arguments.out / 'worker-0.log'}")
     best = study.best_trial
-    shutil.copyfile(Path(best.user_attrs["folder"]) / "config.gin", arguments.out / "best.gin")
+    write_text(arguments.out / "best.gin", (Path(best.user_attrs["folder"]) / "config.gin").read_text())
     print(f"best: {describe(best)}\nit runs again with: python -m mrfquant.run --gin {arguments.out / 'best.gin'}")
     return 0
 
 
 def start_worker(arguments: argparse.Namespace, number: int) -> subprocess.Popen[bytes]:
     """A worker in a process of its own, with its share of the cores, talking to its log."""
-    words = [*sys.argv[1:], "--worker", str(number), "--out", str(arguments.out), "--storage", arguments.storage]
+    words = [*arguments.words, "--worker", str(number), "--out", str(arguments.out), "--storage", arguments.storage]
     threads = max(1, (os.cpu_count() or 1) // arguments.jobs)
     with open(arguments.out / f"worker-{number}.log", "ab") as log:
         return subprocess.Popen(
@@ -234,7 +235,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point."""
-    return guarded(run, parser().parse_args(argv))
+    arguments = parser().parse_args(argv)
+    arguments.words = sys.argv[1:] if argv is None else argv  # for the workers
+    return guarded(run, arguments)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Mistakes in a gin file are told with their place; a binding that nothing reads is a mistake."""
 
+from pathlib import Path
+
 import gin
 import pytest
 
@@ -40,6 +42,14 @@ def test_includes_are_found_beside_the_file_and_expanded(write):
     assert StepDecay().interval == 3
     assert "StepDecay.interval = 3" in config.text()
     config.refuse_unused()
+
+
+def test_folders_of_the_working_folder_are_no_packages_to_look_for_includes_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    Path("base").mkdir()
+    Path("mine/own.gin").write_text("include 'base/digits.gin'\ninclude 'pmf_lenet300_digits.gin'")
+    assert "Trainer.iterations" in Config("mine/own.gin").text()
 
 
 @pytest.mark.parametrize(

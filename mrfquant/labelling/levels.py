@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from mrfquant.errors import BadSetting
-from mrfquant.settings import Count, Positive, configurable
+from mrfquant.settings import Check, Positive, configurable
+
+Bits = Annotated[int, Check(lambda v: 1 <= v <= 8, "a whole number from 1 to 8")]
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class LevelSet:
 
 
 @configurable
-def uniform(bits: Count, limit: Positive = 1.0) -> LevelSet:
+def uniform(bits: Bits, limit: Positive = 1.0) -> LevelSet:
     """2^bits evenly spaced levels from -limit to limit."""
     d = 2**bits
     return LevelSet([limit * (2 * i / (d - 1) - 1) for i in range(d)])

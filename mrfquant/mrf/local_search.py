@@ -86,7 +86,8 @@ class LocalSearch(Solver):
             fixed = {v: label for v, label in enumerate(self._labels.tolist()) if v not in inside}
             graph, kept = self._soft.condition(fixed)
             try:
-                found = JunctionTree(graph, width_limit=self.width_limit).labels()
+                limit = self.width_limit if len(block) > 1 else 64  # the labels of one variable always fit
+                found = JunctionTree(graph, width_limit=limit).labels()
                 break
             except TooWide:
                 block = block[: 3 * len(block) // 4]

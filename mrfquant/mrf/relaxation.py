@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 import mrfquant.optimizers  # noqa: F401 - registers torch's optimizers with gin
 from mrfquant.energies.factor_graph import FactorGraphEnergy
+from mrfquant.errors import BadSetting
 from mrfquant.inference import Inference, ProximalMeanField
 from mrfquant.inference.base import OptimizerRecipe
 from mrfquant.labelling import Labelling
@@ -42,6 +44,8 @@ class Relaxation(Solver):
         optimizer: OptimizerRecipe = DESCENT,
     ) -> None:
         super().__init__(graph, seed, start)
+        if "energy" not in inspect.signature(inference).parameters:
+            raise BadSetting("Relaxation.inference", inference, "a solver that takes an energy, as @ProximalMeanField")
         model, levels = nn.ParameterDict(), {}
         for c in graph.by_cardinality:  # names sort like the cardinalities: a ParameterDict may sort them
             name = f"labels{c.labels:09}"

@@ -91,8 +91,11 @@ def _pack(graph: Graph, packed: Mapping[str, PackedParameter]) -> None:
     from onnx_ir.tape import Tape
 
     tape = Tape(graph)
+    found = {id(parameter) for name, parameter in packed.items() if name in graph.initializers}
     for name, parameter in packed.items():
         weights = graph.initializers.pop(name, None)
+        if weights is None and id(parameter) in found:
+            continue  # the same weights are there under another name
         if weights is None:
             raise BadInput(f"the network has no parameter {name} to pack")
         if not np.array_equal(weights.const_value.numpy(), parameter.values().numpy()):

@@ -99,8 +99,10 @@ def _scale(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
         axes.set_yscale("function", functions=(_from_accuracy, _to_accuracy))
         low = min(float(curve.low.min()) for curve in curves)
         high = max(float(curve.high.max()) for curve in curves)
-        axes.set_ylim(*_widened(low, high))
-        axes.yaxis.set_major_locator(FixedLocator(ACCURACIES))
+        low, high = _widened(low, high)
+        axes.set_ylim(low, high)
+        ticks = [accuracy for accuracy in ACCURACIES if low <= accuracy <= high]
+        axes.yaxis.set_major_locator(FixedLocator(ticks) if len(ticks) > 1 else MaxNLocator(4))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     elif panel.scale == "log" and positive:

@@ -92,9 +92,9 @@
 
   const build = (panel) => {
     panel.log = panel.scale !== "linear";
-    panel.svg = shape("svg", { class: "plot", tabindex: 0, role: "img" });
+    panel.svg = shape("svg", { class: "plot", tabindex: 0, role: "application" });
     panel.svg.setAttribute("aria-label", `${panel.title}, over the iterations. The arrow keys read the values.`);
-    panel.values = element("div", { class: "values", "aria-live": "polite", hidden: "" });
+    panel.values = element("div", { class: "values", "aria-live": "polite" });
     const kind = panel.scale === "error" ? "log of the error" : "log scale";
     const toggle = element("button", { type: "button", "aria-pressed": panel.log }, kind);
     toggle.addEventListener("click", () => {
@@ -183,7 +183,7 @@
     const closer = (best, i) => (Math.abs(i - iteration) < Math.abs(best - iteration) ? i : best);
     const here = panel?.places.length ? panel.places.reduce(closer) : null;
     for (const p of panels) {
-      p.values.hidden = true;
+      p.values.replaceChildren();
       p.looked = p === panel ? here : null;
       p.marks.replaceChildren();
       if (here == null) continue;
@@ -216,7 +216,6 @@
       });
     const caption = element("caption", {}, `iteration ${plain(iteration)}`);
     panel.values.replaceChildren(element("table", {}, caption, element("tbody", {}, ...rows)));
-    panel.values.hidden = false;
     const box = panel.svg.getBoundingClientRect(), outer = panel.svg.parentElement.getBoundingClientRect();
     const x = (panel.px(iteration) * box.width) / panel.width, width = panel.values.offsetWidth;
     const left = x + 14 + width > box.width && x - 14 - width >= 0 ? x - 14 - width : x + 14;

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mrfquant.reports.curves import Curve
 
-# Okabe and Ito (2008), told apart with every kind of colour vision; yellow is left out, it is too faint for a line.
-LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+# Okabe and Ito (2008), told apart with every kind of colour vision; orange and sky blue are darkened to a contrast of
+# 3 to white, and yellow, which is too faint for a line, is left out.
+LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#c08400", "#3a9ad2", "#000000")
 # The same hues for a dark ground, kept apart likewise.
 DARK = ("#3c8fdb", "#f0702b", "#1fb88a", "#e59ac8", "#f0b429", "#9fd8fa", "#f2f2f2")
 # Groups beyond the colours repeat them with the next dash; lengths in line widths, as SVG and matplotlib count them.

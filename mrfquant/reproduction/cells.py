@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -115,5 +114,7 @@ class Campaign:
         return Outcome(cell, seed, self._accuracy(cell, seed), lines[-1] if lines else "")
 
     def _accuracy(self, cell: Cell, seed: int) -> float | None:
-        path = self.folder(cell, seed) / "summary.json"
-        return json.loads(path.read_text())["test_top1"] if path.exists() else None
+        from mrfquant.run_folder import RunFolder  # here, since it imports torch
+
+        summary = RunFolder(self.folder(cell, seed)).summary()
+        return summary and summary["test_top1"]

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from mrfquant.curvature import Layer, curved_layers, damped, second_moments, weight_matrices
+from mrfquant.curvature import Layer, curved_layers, damped, pixels_drawn, second_moments, weight_matrices
 from mrfquant.data import Dataset, Split, evaluation_batches
-from mrfquant.errors import BadInput
+from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling import LevelSet
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.solvers import SOLVERS, RoundGPTQ
@@ -66,6 +66,8 @@ class Rounding:
         damping: Fraction = 0.01,
         recalibrate: bool = True,
     ) -> None:
+        if start and solver in ("nearest", "gptq"):
+            raise BadSetting("Rounding.start", start, f"None: {solver} takes every weight anew, wherever it starts")
         self.solver, self.start = SOLVERS[solver](), SOLVERS[start]() if start else None
         self.images, self.batch_size, self.damping, self.recalibrate = images, batch_size, damping, recalibrate
 
@@ -128,7 +130,7 @@ class Rounding:
             start = self.start and self.start.solve(problem)
             chosen, scale = self.solver.solve(problem, start)
             seconds += time.perf_counter() - began
-            greedy, greedy_scale = RoundGPTQ().solve(problem)
+            greedy, greedy_scale = RoundGPTQ(scales=(1.0,), by_activation=False).solve(problem)  # as published
             energy += replace(problem, scale=scale).energy(q[chosen] * scale).sum().item()
             reference += replace(problem, scale=greedy_scale).energy(q[greedy] * greedy_scale).sum().item()
             changed += (chosen != greedy).sum().item()
@@ -185,7 +187,8 @@ def _moments(model: nn.Module, name: str, layer: Layer, batches: Batches) -> tup
             raise BadInput(f"the inputs of {name} are not finite: the trained network or the images are broken")
         moments = second_moments(layer, x, thrifty=True) * len(x)
         total = moments if total is None else total + moments
-        count += output.numel() // len(layer.weight)
+        positions = output[0].numel() // len(layer.weight)
+        count += len(x) * (pixels_drawn(layer, positions) if isinstance(layer, nn.Conv2d) else positions)
         raise _Reached
 
     hook = layer.register_forward_hook(look)

@@ -38,7 +38,8 @@ class LayerProblem:
         """With the scales that suit rounding to the nearest level, weighed by the diagonal of A."""
         importance = a.diagonal()[:, None]
         unit = w.abs().amax(0) / levels.abs().max()
-        unit = torch.where(unit > 0, unit, torch.ones_like(unit))  # a row of zeros
+        precision = torch.finfo(w.dtype)
+        unit = unit.clamp(min=max(precision.eps * unit.max().item(), precision.tiny))  # for rows of zeros
         best, least = unit, torch.full_like(unit, torch.inf)
         for factor in GRID.tolist():
             trial = cls(w, a, levels, unit * factor)

@@ -20,6 +20,7 @@ Answer = tuple[Tensor, Tensor]  # labels (n, rows), scales (rows,)
 SCALES = (0.9, 1.0, 1.15, 1.3)
 JOINT_ROUNDS = 10  # of labels for scales, scales for labels
 STEPS = 50  # changes of a row between looks at which rows are done
+LARGEST = 2**27  # numbers in the largest tensor of a tree's moves
 TOLERANCE = 1e-5  # gains that are smaller, in units of the squared scale times the curvature, are rounding errors
 
 
@@ -209,7 +210,9 @@ def descend(problem: LayerProblem, labels: Tensor, tree: SpanningTree | None = N
         part, before = problem.rows(active).rescaled(labels[:, active]), labels[:, active]
         after = _conditional_modes(part, before)
         if tree is not None:
-            after = _tree_moves(part, after, tree)
+            some = max(1, LARGEST // (len(part.levels) ** 2 * part.n))
+            rows = torch.arange(len(active), device=labels.device).split(some)
+            after = torch.cat([_tree_moves(part.rows(index), after[:, index], tree) for index in rows], 1)
         labels[:, active], scale[active] = after, part.scale
         active = active[(after != before).any(0)]
         if not len(active):

@@ -69,7 +69,9 @@ def test_uniform_levels_are_evenly_spaced_up_to_the_limit(bits, limit, values):
     assert (levels.values[0], levels.values[-1]) == (-limit, limit)
 
 
-@pytest.mark.parametrize(("bits", "limit"), [(0, 1.0), (-1, 1.0), (1.5, 1.0), (1, 0.0), (1, -1.0), (1, math.inf)])
+@pytest.mark.parametrize(
+    ("bits", "limit"), [(0, 1.0), (9, 1.0), (-1, 1.0), (1.5, 1.0), (1, 0.0), (1, -1.0), (1, math.inf)]
+)
 def test_uniform_refuses_impossible_settings(bits, limit):
     with pytest.raises(BadSetting, match=r"uniform\.(bits|limit)"):
         uniform(bits=bits, limit=limit)

@@ -92,6 +92,13 @@ def test_bad_input_is_one_sentence_and_status_2(model, tmp_path, capsys):
         (str(model), "--set", "BeliefPropagation.damping = 2.0"): "BeliefPropagation.damping = 2.0",
         (str(model), "--set", "TreeReweighted.trees = 5"): "nothing in this run reads it",
         (str(model), "--task", "pr", "--solver", "icm", "--out", str(tmp_path / "x")): "gives no log Z to write",
+        (
+            str(model),
+            "--solver",
+            "proximal_mean_field",
+            "--set",
+            "Relaxation.inference = @BinaryConnect",
+        ): "that takes an energy",
         (str(contradiction), "--solver", "icm"): "the factors of variable 0 alone contradict each other",
         (str(hidden), "--solver", "junction_tree"): "no labelling has a probability above 0",
         (str(tmp_path / "wide.uai"), "--solver", "junction_tree"): "the junction tree needs a table of 2^30.0 entries",

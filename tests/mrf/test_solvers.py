@@ -282,3 +282,10 @@ def test_local_search_reaches_every_proved_optimum():
         optimum = graph.energy(torch.tensor(uai.read_map(reference))).item()
         Config("mrf/local_search.gin")
         assert solve(graph, evidence=evidence).energy == pytest.approx(optimum, abs=1e-6), model.name
+
+
+def test_a_width_that_not_even_one_variable_keeps_is_no_trap():
+    graph = FactorGraph([4, 4], [([0, 1], torch.eye(4))])
+    solver = LocalSearch(graph, width_limit=1.0)
+    solver.run(20)
+    assert graph.energy(solver.labels()).item() == pytest.approx(-1.0)

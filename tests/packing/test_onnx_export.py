@@ -123,6 +123,17 @@ def test_every_encoding_gives_the_weights_to_the_bit(tmp_path):
     assert torch.equal(run(tmp_path / "rows.onnx", torch.eye(7)).T, expected)
 
 
+def test_weights_under_two_names_are_packed_once(tmp_path):
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    model = Rows(7, 11, 2)
+    (parameter,) = quantize(model.layers[0], SCHEMES[0]).values()
+    model.layers[1].weight = model.layers[0].weight
+    packed = {f"layers.{k}.weight": parameter for k in (0, 1)}
+    export_onnx(model, packed, (7,), tmp_path / "tied.onnx")
+    assert torch.equal(run(tmp_path / "tied.onnx", torch.eye(7)).T, torch.cat([parameter.values()] * 2))
+
+
 @pytest.mark.parametrize(
     ("name", "message"), [("wieght", "no parameter wieght"), ("weight", "weight differs from the packed one")]
 )

@@ -58,7 +58,7 @@ def test_the_table_shows_mean_spread_paper_and_difference():
 def finished(folder, accuracy):
     folder.mkdir(parents=True)
     (folder / "config.gin").write_text("")
-    (folder / "summary.json").write_text(json.dumps({"test_top1": accuracy}))
+    (folder / "summary.json").write_text(json.dumps({"test_top1": accuracy, "best_iteration": 0}))
 
 
 def test_cells_that_are_done_are_only_read(tmp_path, capsys):
@@ -72,6 +72,15 @@ def test_cells_that_are_done_are_only_read(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "4 runs, 4 done already" in out
     assert "90.50 ± 0.71" in out
+
+
+def test_a_damaged_result_is_told(tmp_path, capsys):
+    (cell,) = [c for c in TABLES["results"] if c.column == "PMF" and c.model == "lenet300"]
+    folder = Campaign([cell], 1, "paper", tmp_path).folder(cell, 0)
+    finished(folder, 90.0)
+    (folder / "summary.json").write_text('{"test_top1": 9')
+    assert main(["results", "--rows", "lenet300", "--methods", "pmf", "--out", str(tmp_path)]) == 2
+    assert "summary.json is damaged: delete it and resume the run" in capsys.readouterr().err
 
 
 def test_missing_cells_are_run_and_the_table_says_stand_in(tmp_path, capsys):

@@ -10,6 +10,7 @@ from torch import nn
 from mrfquant import pack, round, run
 from mrfquant.errors import BadInput
 from mrfquant.labelling import LevelSet
+from mrfquant.models import LeNet5
 from mrfquant.rounding import Rounding
 
 
@@ -59,7 +60,7 @@ def test_weights_from_a_file_and_a_layer_left_out(float_run, tmp_path, capsys):
     tops = []
     for suffix in ("pt", "safetensors"):
         out = tmp_path / suffix
-        words = ["--weights", tmp_path / f"weights.{suffix}", "--gin", "gin/ref_lenet5_digits.gin", "--solver", "gptq"]
+        words = ["--weights", tmp_path / f"weights.{suffix}", "--gin", "gin/ref_lenet5_digits.gin", "--solver", "icm"]
         words += ["--exclude", "layers.0.*", "--start", "nearest", "--out", out]
         assert round.main([str(word) for word in words]) == 0
         tops.append(summary(out)["test_top1"])
@@ -75,6 +76,8 @@ def test_weights_from_a_file_and_a_layer_left_out(float_run, tmp_path, capsys):
         (["--run", "RUN", "--exclude", "nothing"], "--exclude 'nothing' fits no weight; there are layers.0.weight"),
         (["--run", "RUN", "--exclude", "*"], "leaves no weight to round"),
         (["--run", "RUN", "--bits", "0"], "uniform.bits = 0"),
+        (["--run", "RUN", "--bits", "9"], "uniform.bits = 9, expected a whole number from 1 to 8"),
+        (["--run", "RUN", "--solver", "gptq", "--start", "tree"], "gptq takes every weight anew"),
         (["--run", "RUN", "--set", "Rounding.damping = 2.0"], "Rounding.damping = 2.0, expected a number between 0"),
         (["--run", "RUN", "--set", "Rounding.images = 1"], "Rounding.images = 1, expected a whole number above 1"),
         (["--run", "RUN", "--set", "RoundICM.scales = [1.0]"], "nothing in this run reads it"),
@@ -91,6 +94,8 @@ def test_weights_that_do_not_fit_or_are_none(tmp_path, capsys):
     gin = ["--gin", "gin/ref_lenet5_digits.gin", "--out", tmp_path / "out"]
     (tmp_path / "text.pt").write_text("no weights")
     refused(["--weights", tmp_path / "text.pt", *gin], capsys, "cannot be read as a .pt or .safetensors file")
+    (tmp_path / "table.pt").write_text("0.1,0.2\n0.3,0.4\n")
+    refused(["--weights", tmp_path / "table.pt", *gin], capsys, "cannot be read as a .pt or .safetensors file")
     torch.save([1, 2], tmp_path / "list.pt")
     refused(["--weights", tmp_path / "list.pt", *gin], capsys, "is not a state dict")
     torch.save({"other": torch.zeros(2)}, tmp_path / "other.pt")
@@ -132,6 +137,26 @@ def test_few_inputs_are_damped_and_told():
     answers, said = _round(nn.Sequential(nn.Linear(40, 2)), torch.randn(5, 40))
     assert "5 inputs are few for 40 weights a row; damped by 10%" in said[0]
     assert answers["0.weight"][0].shape == (2, 40)
+
+
+def test_pixels_that_were_not_drawn_are_no_inputs():
+    _, said = _round(nn.Sequential(nn.Conv2d(16, 4, 3)), torch.randn(50, 16, 6, 6))
+    assert "50 inputs are few for 144 weights a row" in said[0]  # of 16 pixels one is drawn
+
+
+def test_settings_reach_the_trained_network(tmp_path, capsys):
+    model = LeNet5((1, 28, 28), 10, width=0.2)
+    torch.save(model.state_dict(), tmp_path / "narrow.pt")
+    words = ["--weights", tmp_path / "narrow.pt", "--gin", "gin/ref_lenet5_digits.gin", "--solver", "nearest"]
+    words += ["--set", "LeNet5.width = 0.2", "--out", tmp_path / "out"]
+    assert round.main([str(word) for word in words]) == 0
+    assert summary(tmp_path / "out")["model"] == "lenet5"
+
+
+def test_a_rounding_that_fails_leaves_no_folder(float_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(Rounding, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert round.main(["--run", str(float_run), "--out", str(tmp_path / "out")]) == 130
+    assert not (tmp_path / "out").exists()
 
 
 def test_singular_moments_without_damping_are_told():

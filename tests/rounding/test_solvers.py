@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mrfquant.errors import BadInput
-from mrfquant.rounding import SOLVERS, LayerProblem
+from mrfquant.rounding import SOLVERS, LayerProblem, solvers
 from mrfquant.rounding.solvers import (
     RoundGPTQ,
     RoundICM,
@@ -56,6 +56,25 @@ def test_answers_have_the_best_scale_for_their_labels(name, d):
     assert (scale > 0).all()
     for factor in (0.99, 1.01):
         assert (_energy(problem, (labels, scale * factor)) >= _energy(problem, (labels, scale))).all()
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_rows_of_zeros_stay_about_zero(name):
+    problem = _problem()
+    w = problem.w.clone()
+    w[:, 1] = 0
+    labels, scale = SOLVERS[name]().solve(LayerProblem.of(w, problem.a, problem.levels))
+    assert 0 < scale[1] < 1e-9
+    assert _energy(problem, (labels, scale)).isfinite().all()
+
+
+def test_rows_may_be_solved_a_few_at_a_time(monkeypatch):
+    problem = _problem(rows=6, d=3)
+    labels, scale = RoundTree().solve(problem)
+    monkeypatch.setattr(solvers, "LARGEST", 9 * 6 * 4)  # four rows
+    few = RoundTree().solve(problem)
+    assert torch.equal(few[0], labels)
+    torch.testing.assert_close(few[1], scale)
 
 
 def test_nearest_is_the_nearest_level():
