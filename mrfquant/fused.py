@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 SMALLEST = 2**14  # values below which torch is as fast: small problems need not wait for numba
-SHARE = 2**19  # values that are worth a thread
+SHARE = 2**22  # values that are worth a thread, while torch's own still spin from the operation before
 
 
 def usable(*tensors: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,6 +29,13 @@ def in_shares(function: Callable[[int, int], None], size: int, share: int) -> No
     bounds = [size * i // threads for i in range(threads + 1)]
     if threads == 1:
         function(0, size)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(function, bounds[:-1], bounds[1:]))
+        return
+    others = _helpers(threads - 1).map(function, bounds[1:-1], bounds[2:])
+    function(bounds[0], bounds[1])
+    list(others)  # waits, and raises what they raised
+
+
+@functools.cache
+def _helpers(count: int) -> ThreadPoolExecutor:
+    """Threads beside the caller's, kept: to start them takes longer than many a loop."""
+    return ThreadPoolExecutor(count)
