@@ -71,7 +71,7 @@ TABLES: dict[str, list[Cell]] = {
             _cell(row, "PMF", "pmf", RESULTS[row][COLUMNS.index("PMF")]),
         )
     ],
-    "best": [_cell(("mnist", "lenet300"), "best", "best", None)],
+    "best": [_cell(("mnist", model), "best", "best", None) for model in ("lenet300", "lenet5")],
     "two-bit": [_cell(row, "PMF 2-bit", "pmf_2bit", paper) for row, paper in TWO_BIT.items()],
     "rho": [_cell(("cifar10", "resnet18"), f"rho {rho}", "pmf", None, f"Geometric.rho = {rho}") for rho in RHOS],
 }
