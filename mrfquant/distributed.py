@@ -7,8 +7,8 @@ A step averages one vector of m gradients, whatever the number of labels, and ev
 
 from __future__ import annotations
 
-import atexit
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -85,8 +85,19 @@ def join_team(device: torch.device) -> tuple[Team, torch.device]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    atexit.register(dist.destroy_process_group)  # its threads would abort a process that ends while they run
     return Team(dist.get_rank(), dist.get_world_size()), device
+
+
+def leave_team(status: int) -> None:
+    """End this process, if it belongs to a team, when nothing is left to do.
+
+    Threads of the group can let go of the last operation's tensors only while there is an interpreter: they would abort
+    a process that takes it down now and then, after all its work is done.
+    """
+    if dist.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:

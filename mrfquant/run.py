@@ -192,7 +192,12 @@ def main(argv: list[str] | None = None) -> int:
     others = (arguments.set, arguments.imports, arguments.seed is not None, arguments.smoke, arguments.out)
     if arguments.resume and any(others):
         p.error("--resume continues a run as it was configured: it goes with --device, --data and --wandb only")
-    return guarded(run, arguments)
+    status = guarded(run, arguments)
+    if "WORLD_SIZE" in os.environ:
+        from mrfquant.distributed import leave_team
+
+        leave_team(status)
+    return status
 
 
 if __name__ == "__main__":
