@@ -125,8 +125,8 @@ def test_killed_and_resumed_a_sweep_loses_no_trial(tmp_path):
     study = optuna.load_study(study_name="pmf_lenet300_digits", storage=f"sqlite:///{folder / 'study.db'}")
     ended = [t for t in study.trials if t.state.name in ("COMPLETE", "PRUNED")]
     assert len(ended) == 12
-    for trial in study.trials:  # what a kill has cut short came again with the same settings
+    for trial in study.trials:  # what a kill has cut short came again with the same settings, as far as it had them
         if trial.state.name == "FAIL":
-            assert any(t.params == trial.params for t in ended)
+            assert any(trial.params.items() <= t.params.items() for t in ended)
     assert "best: trial" in done.stdout
     assert (folder / "best.gin").exists()
