@@ -27,8 +27,9 @@ def writable(name: str) -> Path:
     try:
         if path.is_dir():
             raise IsADirectoryError(0, "it is a folder")
-        if path.exists() and not path.is_file():  # a pipe or a device
-            open(path, "wb").close()
+        if path.exists() and not path.is_file():  # a pipe or a device: to open it would end what its reader waits for
+            if not os.access(path, os.W_OK):
+                raise PermissionError(0, "no permission")
         else:
             with tempfile.TemporaryFile(dir=folder):
                 pass

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from mrfquant.command_line import writable
 from mrfquant.files import atomic, write_text
 
 
@@ -25,6 +26,11 @@ def test_a_pipe_is_written_to(tmp_path):
     reader.join(timeout=10)
     assert read == ["through"]
     assert pipe.is_fifo()
+
+
+def test_a_pipe_may_be_named_as_an_output_and_is_not_opened_yet(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    assert writable(str(pipe)) == pipe  # opened, it would wait for a reader
 
 
 def test_a_failure_leaves_the_former_content_and_nothing_else(tmp_path):

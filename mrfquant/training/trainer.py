@@ -103,7 +103,9 @@ class Trainer:
             if evaluate_now or self.iteration % self.log_interval == 0:
                 self._record(evaluate_now)
             if self._asked_to_stop() and self.iteration < self.iterations:
-                self._losses = [torch.tensor(loss) for loss in self._finite_losses()]  # of the whole batches
+                self._losses = [
+                    torch.tensor(loss, device=self.device) for loss in self._finite_losses()
+                ]  # of whole batches
                 self._save()
                 raise Interrupted
         return self._test()
