@@ -94,3 +94,4 @@ def test_the_loss_is_of_smoothed_targets_and_logits_over_the_temperature():
     trainer.run()
     ((_, values),) = records.records
     assert values["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert trainer.inference.energy.temperature == temperature  # its curvature is that of this loss
