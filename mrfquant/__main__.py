@@ -1,36 +1,47 @@
-"""python -m mrfquant: the commands, a line each."""
+"""The command `mrfquant`: it lists its subcommands, or hands the words that follow to one of them."""
 
 from __future__ import annotations
 
 import ast
+import difflib
+import importlib
 import re
 import sys
 from pathlib import Path
 
-from mrfquant.command_line import aligned
+from mrfquant.text import aligned
 
 
-def commands() -> dict[str, str]:
-    """Every command with what it does: the modules whose first line is 'python -m mrfquant.NAME: ...'."""
+def commands() -> dict[str, tuple[str, str]]:
+    """Every subcommand with its module and what it does: the modules whose first line is 'mrfquant NAME: ...'."""
     found = {}
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        said = ast.get_docstring(ast.parse(path.read_text())) or ""
-        if match := re.match(rf"python -m mrfquant\.{path.stem}: (.+)", said):
-            found[path.stem] = match[1]
+    for path in sorted((Path(__file__).parent / "commands").glob("*.py")):
+        first_line = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]
+        if match := re.fullmatch(r"mrfquant ([\w-]+): (.+)", first_line):
+            found[match[1]] = (f"mrfquant.commands.{path.stem}", match[2])
     return found
 
 
 def main(argv: list[str] | None = None) -> int:
-    """List them; there is nothing else to ask for."""
+    """Run a subcommand; without one, list them."""
     words = sys.argv[1:] if argv is None else argv
-    if words and words[0] not in ("-h", "--help"):
-        hint = f"python -m mrfquant.{words[0]}" if words[0] in commands() else "python -m mrfquant lists the commands"
-        print(f"error: python -m mrfquant takes no {words[0]!r}: {hint}", file=sys.stderr)
+    known = commands()
+    if words and words[0] == "--version":
+        from mrfquant import __version__
+
+        print(f"mrfquant {__version__}")
+        return 0
+    if not words or words[0] in ("-h", "--help"):
+        print("mrfquant quantizes neural networks by inference in Markov random fields. Its commands:\n")
+        print(aligned([[f"  mrfquant {name}", line] for name, (_, line) in known.items()]))
+        print("\nEach has --help.")
+        return 0
+    if words[0] not in known:
+        near = difflib.get_close_matches(words[0], known, n=1)
+        hint = f"did you mean mrfquant {near[0]}?" if near else "mrfquant --help lists the commands"
+        print(f"error: there is no command {words[0]!r}: {hint}", file=sys.stderr)
         return 2
-    print("mrfquant quantizes neural networks by inference in Markov random fields. Its commands:\n")
-    print(aligned([[f"  python -m mrfquant.{name}", line] for name, line in commands().items()]))
-    print("\nEach has --help.")
-    return 0
+    return importlib.import_module(known[words[0]][0]).main(words[1:])
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mrfquant import fused
 from mrfquant.errors import BadSetting
+from mrfquant.kernels import dispatch as fused
 
 Jacobian = Literal["exact", "reference", "straight_through"] | float
 

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from mrfquant.config.settings import Count, NonNegative, Positive, Whole, configurable
 from mrfquant.errors import BadInput, BadSetting
-from mrfquant.settings import Count, NonNegative, Positive, Whole, configurable
 
 
 class Schedule(ABC):

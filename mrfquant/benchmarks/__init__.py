@@ -1,1 +1,1 @@
-"""What `python -m mrfquant.bench` measures, a file per subject."""
+"""What `mrfquant bench` measures, a file per subject."""

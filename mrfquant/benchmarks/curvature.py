@@ -11,10 +11,10 @@ from torch import Tensor
 
 from mrfquant.benchmarks.networks import LEVELS, NETWORKS, PMF
 from mrfquant.benchmarks.timing import Options, Row, in_turns, ratios
-from mrfquant.curvature import curved_layers, second_moments
 from mrfquant.energies import PairwiseEnergy
 from mrfquant.inference import ProximalMeanField
 from mrfquant.labelling import Labelling
+from mrfquant.pairwise.curvature import curved_layers, second_moments
 
 IMAGES = 250
 INTERVAL = 100  # steps from one gathering to the next, and in a turn
@@ -65,4 +65,4 @@ def _forward_and_gathering(model: Any, images: Tensor) -> tuple[Callable[[], Any
 
 def _gather(inputs: dict[Any, Tensor]) -> None:
     for layer, given in inputs.items():
-        second_moments(layer, given, thrifty=True)
+        second_moments(layer, given, sample_pixels=True)

@@ -15,7 +15,7 @@ SYNCS = ("_local_scalar_dense", "item", "nonzero", "equal", "is_nonzero")
 
 
 class Operations(TorchDispatchMode):
-    """Within the block, what torch's operators do; the kernels of `mrfquant.fused` are not operators.
+    """Within the block, what torch's operators do; the kernels of `mrfquant.kernels.dispatch` are not operators.
 
     Attributes:
         calls: how often each operator ran, views left out, which touch no memory.

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mrfquant import fused
 from mrfquant.benchmarks.networks import LEVELS, NETWORKS, PMF, Float
 from mrfquant.benchmarks.timing import Options, Row, in_turns
+from mrfquant.kernels import dispatch as fused
 
 
 class Stopwatch:
@@ -37,7 +37,7 @@ class Stopwatch:
 
 
 class Unfused(PMF):
-    """The step without the compiled chains of `mrfquant.fused`."""
+    """The step without the compiled chains of `mrfquant.kernels.dispatch`."""
 
     def update(self) -> None:
         kept, fused.SMALLEST = fused.SMALLEST, math.inf

@@ -13,9 +13,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from mrfquant.files import atomic
 from mrfquant.reports.figures import STYLE
 from mrfquant.reports.palette import LIGHT
+from mrfquant.storage.files import atomic
 
 ROWS = 8  # a panel has room for at least
 Found = Mapping[str, Mapping[str, Any]]  # row -> column -> a number or a ratio

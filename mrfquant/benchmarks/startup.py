@@ -12,7 +12,7 @@ from mrfquant.benchmarks.timing import Options, Row, in_turns, ratios
 COMMANDS = {
     "import torch": ["-c", "import torch"],
     "import mrfquant": ["-c", "import mrfquant"],
-    "run --help": ["-m", "mrfquant.run", "--help"],
+    "run --help": ["-m", "mrfquant", "run", "--help"],
 }
 
 

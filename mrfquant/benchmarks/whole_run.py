@@ -15,8 +15,8 @@ from mrfquant.benchmarks.timing import Options, Row, ratio
 from mrfquant.data.dataset import Dataset, Split
 from mrfquant.inference import ProximalMeanField, Reference
 from mrfquant.labelling import Labelling
+from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.training import Collector, Interrupted, JsonLines, Trainer
-from mrfquant.training.checkpoints import Checkpoints
 
 INTERVAL = 500  # iterations between evaluations, as in gin/base/mnist.gin
 SIZES = (50_000, 10_000, 10_000)  # images, as in MNIST

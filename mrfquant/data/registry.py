@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from mrfquant.config.settings import configurable
 from mrfquant.data.dataset import Dataset
-from mrfquant.settings import configurable
 
 Loader = Callable[[Path], Dataset]
 DATASETS: dict[str, Loader] = {}

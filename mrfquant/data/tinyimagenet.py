@@ -19,7 +19,7 @@ from mrfquant.data.dataset import Dataset, DatasetInfo, Split
 from mrfquant.data.registry import dataset
 from mrfquant.data.root import Download, fetch
 from mrfquant.errors import BadInput
-from mrfquant.files import atomic
+from mrfquant.storage.files import atomic
 
 TINYIMAGENET = DatasetInfo(
     name="tinyimagenet",

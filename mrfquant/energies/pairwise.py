@@ -9,12 +9,12 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from mrfquant.curvature import curved_layers, damped, groups, output_curvature, second_moments
+from mrfquant.config.settings import Count, Damping, NonNegative, configurable
 from mrfquant.energies.base import Energy
 from mrfquant.errors import BadInput
 from mrfquant.labelling import Block, Labelling
-from mrfquant.settings import Count, Damping, NonNegative, configurable
-from mrfquant.trees import SpanningTree
+from mrfquant.pairwise.curvature import curved_layers, damped, groups, output_curvature, second_moments
+from mrfquant.pairwise.trees import SpanningTree
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class PairwiseEnergy(Energy):
 
     Under the factorised u the second term is 1/2 (ŵ - w^k)ᵀ C (ŵ - w^k) for the expected weights ŵ, plus half the sum
     of C_jj Var(w_j), which draws labels to a decision where the loss is curved. C is the Kronecker curvature of linear
-    and convolutional layers (`mrfquant.curvature`) for cross-entropy of the network's outputs over the temperature, the
-    diagonal of it for their biases, and 0 for other parameters. It is gathered in the forward of a training step:
-    running averages over mini-batches. At the present u, ŵ is w^k, so a solver that asks for the gradient there pays
-    for the diagonal only.
+    and convolutional layers (`mrfquant.pairwise.curvature`) for cross-entropy of the network's outputs over the
+    temperature, the diagonal of it for their biases, and 0 for other parameters. It is gathered in the forward of a
+    training step: running averages over mini-batches. At the present u, ŵ is w^k, so a solver that asks for the
+    gradient there pays for the diagonal only.
 
     Args:
         interval: gather in every so many forwards of training.
@@ -178,7 +178,7 @@ class PairwiseEnergy(Energy):
         with torch.no_grad():
             for name, layer, g in zip(names, layers, output_curvatures, strict=True):
                 inputs, output = self._seen[name]
-                a = second_moments(layer, inputs.to(layer.weight.dtype), thrifty=True)
+                a = second_moments(layer, inputs.to(layer.weight.dtype), sample_pixels=True)
                 positions = torch.full((1,), output.numel() / (len(output) * len(g)), dtype=a.dtype, device=a.device)
                 self._average(name, [a, g.view(groups(layer), -1), positions])
             self._mass = self.decay * self._mass + 1 - self.decay

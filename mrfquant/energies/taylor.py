@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from mrfquant.config.settings import configurable
 from mrfquant.energies.base import Energy
 from mrfquant.labelling import Block
 from mrfquant.projections import Projection
-from mrfquant.settings import configurable
 
 
 @configurable

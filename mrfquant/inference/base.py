@@ -87,7 +87,7 @@ class Inference(ABC):
         """The present u in the block's form, or None for a solver that has none."""
         return None
 
-    def pairs(self) -> Iterator[tuple[Block, Tensor]]:
+    def items(self) -> Iterator[tuple[Block, Tensor]]:
         """Every block with its variables."""
         return zip(self.labelling.blocks, self.variables, strict=True)
 
@@ -100,11 +100,11 @@ class Inference(ABC):
     def step(self) -> None:
         """One update from the gradient that backward has left; the gradient is cleared."""
         if self.iteration % REPLACED_INTERVAL == 0:
-            self.labelling.refuse_replaced()
+            self.labelling.check_not_replaced()
         self.labelling.gradients()  # collects them
         if self.energy.couples_blocks:
-            self.energy.look([(block, self.marginals(block, x)) for block, x in self.pairs()])
-        for block, x in self.pairs():
+            self.energy.look([(block, self.marginals(block, x)) for block, x in self.items()])
+        for block, x in self.items():
             x.grad = self.gradient(block, x)
         self.labelling.free.w.grad = self.labelling.free.g  # zero_grad takes it away
         self.optimizer.step()
@@ -117,7 +117,7 @@ class Inference(ABC):
     @torch.no_grad()
     def project_all(self) -> None:
         """Set the network's weights from the variables."""
-        for block, x in self.pairs():
+        for block, x in self.items():
             self.project(block, x)
 
     def scale_learning_rate(self, factor: float) -> None:
@@ -128,13 +128,13 @@ class Inference(ABC):
     @contextmanager
     def rounded(self) -> Iterator[None]:
         """Within the block the network computes with the answer: each labelled weight exactly on a level."""
-        with self._weights([self.labels(*pair) for pair in self.pairs()]):
+        with self._weights([self.labels(*item) for item in self.items()]):
             yield
 
     @contextmanager
     def sampled(self, generator: torch.Generator | None = None) -> Iterator[None]:
         """Within the block the network computes with labels drawn from u."""
-        us = [self.marginals(*pair) for pair in self.pairs()]
+        us = [self.marginals(*item) for item in self.items()]
         if any(u is None for u in us):
             raise BadInput(f"{type(self).__name__} has no distribution over labels to sample from")
         with self._weights([b.sample(u, generator) for b, u in zip(self.labelling.blocks, us, strict=True)]):
@@ -142,7 +142,7 @@ class Inference(ABC):
 
     @contextmanager
     def _weights(self, labels: list[Tensor]) -> Iterator[None]:
-        self.labelling.refuse_replaced()
+        self.labelling.check_not_replaced()
         kept = self.labelling.labelled.w.clone()
         with torch.no_grad():
             for block, chosen in zip(self.labelling.blocks, labels, strict=True):
@@ -167,7 +167,7 @@ class Inference(ABC):
         labels = self._look()
         figures["flips"] = sum((a != b).sum().item() for a, b in zip(labels, self._looked, strict=True)) / m
         self._looked = labels
-        us = [(block, self.marginals(block, x)) for block, x in self.pairs()]
+        us = [(block, self.marginals(block, x)) for block, x in self.items()]
         if all(u is not None for _, u in us):
             figures["entropy"] = sum(block.entropy(u).sum(dtype=torch.float64).item() for block, u in us) / m
             figures["decided"] = sum(block.decided(u).sum().item() for block, u in us) / m
@@ -177,9 +177,9 @@ class Inference(ABC):
     def layer_entropy(self) -> dict[str, float]:
         """Mean entropy of u in bits per weight for every labelled parameter; nothing for a solver without u."""
         found = {}
-        if any(self.marginals(*pair) is None for pair in self.pairs()):
+        if any(self.marginals(*item) is None for item in self.items()):
             return found
-        entropies = {block.start: block.entropy(self.marginals(block, x)) for block, x in self.pairs()}
+        entropies = {block.start: block.entropy(self.marginals(block, x)) for block, x in self.items()}
         for name, (first, last) in self.labelling.labelled.spans.items():
             start = self.labelling.block_of(name).start
             found[name] = entropies[start][first - start : last - start].mean().item()
@@ -216,7 +216,7 @@ class Inference(ABC):
             self.labelling.scale.copy_(solution["scale"])  # blocks have views of it
         if energy := solution.get("energy"):  # not there in older files
             self.energy.load_state_dict(energy)
-        for block, x in self.pairs():
+        for block, x in self.items():
             self.restore(block, x)
 
     def state_dict(self) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class Inference(ABC):
 
     def _look(self) -> list[Tensor]:
         """The labels of every block, small and on the host."""
-        return [self.labels(b, x).to("cpu", torch.uint8 if b.d <= 256 else torch.int32) for b, x in self.pairs()]
+        return [self.labels(b, x).to("cpu", torch.uint8 if b.d <= 256 else torch.int32) for b, x in self.items()]
 
     def _draw(self, block: Block) -> Tensor:
         return self.labelling.initial_weights()[block.start : block.start + block.m]

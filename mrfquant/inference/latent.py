@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from mrfquant.config.settings import Count, Fraction, Positive, configurable
 from mrfquant.errors import BadInput
 from mrfquant.inference.base import Inference, OptimizerRecipe
 from mrfquant.labelling import Block, Labelling
-from mrfquant.settings import Count, Fraction, Positive, configurable
 
 
 class LatentInference(Inference):
@@ -127,6 +127,6 @@ class Rounded(LatentInference):
         for name, (labels, scale) in answers.items():
             labelled.view(name, values).copy_(self.labelling.block_of(name).q[labels])
             labelled.view(name, scales).copy_(scale.view(-1, *[1] * (labels.dim() - 1)).expand(labels.shape))
-        for block, x in self.pairs():
+        for block, x in self.items():
             x.copy_(values[block.start : block.start + block.m])
         self.project_all()

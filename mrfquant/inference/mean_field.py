@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from mrfquant.config.settings import Damping, configurable
 from mrfquant.energies import Energy
-from mrfquant.entropies import Entropy
 from mrfquant.inference.base import OptimizerRecipe
+from mrfquant.inference.entropies import Entropy
 from mrfquant.inference.projected import ProjectedInference
 from mrfquant.labelling import Block, Labelling
 from mrfquant.projections import Softmax
 from mrfquant.schedules import Schedule
-from mrfquant.settings import Damping, configurable
 
 
 @configurable(supplied=["labelling", "optimizer"])

@@ -16,13 +16,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mrfquant.config.settings import configurable
 from mrfquant.energies import Energy
-from mrfquant.entropies import Entropy
 from mrfquant.inference.base import Inference, OptimizerRecipe
+from mrfquant.inference.entropies import Entropy
 from mrfquant.labelling import Block, Labelling
 from mrfquant.projections import Hardmax, Jacobian, Projection, Softmax, Sparsemax
 from mrfquant.schedules import Geometric, Schedule
-from mrfquant.settings import configurable
 
 
 class ProjectedInference(Inference):

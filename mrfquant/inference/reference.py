@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from mrfquant.config.settings import configurable
 from mrfquant.errors import BadInput
 from mrfquant.inference.base import Inference, OptimizerRecipe
 from mrfquant.labelling import Block, Labelling
-from mrfquant.settings import configurable
 
 
 @configurable(supplied=["labelling", "optimizer"])

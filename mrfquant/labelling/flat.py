@@ -14,8 +14,8 @@ class FlatParameters:
     """The vectors `w` and `g`, of which the given parameters and their gradients are views.
 
     The network stays an ordinary module: it reads its parameters where they always were, and backward adds into `g`.
-    Moving or converting the module afterwards cuts the views: do it before; `collect` notices, and `refuse_others`
-    notices parameters that were replaced.
+    Moving or converting the module afterwards cuts the views: do it before; `collect` notices, and
+    `check_same_parameters` notices parameters that were replaced.
 
     Attributes:
         w: (m,) values. g: (m,) gradient, accumulated by backward.
@@ -67,7 +67,7 @@ class FlatParameters:
                     view.copy_(p.grad)
                 p.grad = view
 
-    def refuse_others(self, present: Mapping[str, nn.Parameter]) -> None:
+    def check_same_parameters(self, present: Mapping[str, nn.Parameter]) -> None:
         """Raise BadInput unless the network's present parameters are those given at first."""
         for name, p in self._parameters.items():
             if present.get(name) is not p:

@@ -10,11 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from mrfquant.config.settings import configurable
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling.block import Block
 from mrfquant.labelling.flat import FlatParameters
 from mrfquant.labelling.levels import LevelSet
-from mrfquant.settings import configurable
 
 Levels = Sequence[float] | LevelSet
 
@@ -89,11 +89,11 @@ class Labelling:
         self.free.collect()
         return self.labelled.g, self.free.g
 
-    def refuse_replaced(self) -> None:
+    def check_not_replaced(self) -> None:
         """Raise BadInput if parameters of the network were replaced, as by `load_state_dict(assign=True)`."""
         present = dict(self.model.named_parameters())
-        self.labelled.refuse_others(present)
-        self.free.refuse_others(present)
+        self.labelled.check_same_parameters(present)
+        self.free.check_same_parameters(present)
 
     def zero_gradient(self) -> None:
         """Clear what backward has accumulated."""
@@ -105,7 +105,7 @@ class Labelling:
         first, last = self.labelled.spans[name]
         return next(block for block in self.blocks if block.start <= first and last <= block.start + block.m)
 
-    def refuse_off_levels(self, state: Mapping[str, Tensor]) -> None:
+    def check_on_levels(self, state: Mapping[str, Tensor]) -> None:
         """Raise unless every labelled parameter in a state dict of the network is exactly on its levels."""
         for name in self.labelled.spans:
             q, values = self.block_of(name).q, state[name].to(self.labelled.w.device)

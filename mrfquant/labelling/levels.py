@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from mrfquant.config.settings import Check, Positive, configurable
 from mrfquant.errors import BadSetting
-from mrfquant.settings import Check, Positive, configurable
 
 Bits = Annotated[int, Check(lambda v: 1 <= v <= 8, "a whole number from 1 to 8")]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from mrfquant.config.settings import Count, Positive
 from mrfquant.errors import BadInput
 from mrfquant.models.layers import normed, scaled
 from mrfquant.models.registry import network
-from mrfquant.settings import Count, Positive
 
 
 @network

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from mrfquant.settings import configurable
+from mrfquant.config.settings import configurable
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {}
 

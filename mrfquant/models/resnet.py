@@ -7,9 +7,9 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mrfquant.config.settings import Count, Positive
 from mrfquant.models.layers import scaled
 from mrfquant.models.registry import network
-from mrfquant.settings import Count, Positive
 
 CHANNELS = (64, 128, 256, 512)
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}

@@ -6,10 +6,10 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from mrfquant.config.settings import Count, Positive
 from mrfquant.errors import BadInput
 from mrfquant.models.layers import normed, scaled
 from mrfquant.models.registry import network
-from mrfquant.settings import Count, Positive
 
 CHANNELS = (64, 128, 256, 512, 512)
 CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}

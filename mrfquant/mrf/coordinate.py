@@ -11,11 +11,11 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from mrfquant.config.settings import configurable
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import Group, field
 from mrfquant.mrf.solver import Solver
 from mrfquant.schedules import Constant, Schedule
-from mrfquant.settings import configurable
 
 
 class CoordinateDescent(Solver):

@@ -12,11 +12,11 @@ import networkx
 import torch
 from torch import Tensor
 
+from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.errors import BadInput
 from mrfquant.mrf.decomposition import min_fill
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
 from mrfquant.mrf.solver import Solver
-from mrfquant.settings import Count, Positive, configurable
 
 CHUNK = 2**12  # labellings scored at once
 Term = tuple[Sequence[int], Tensor]  # variables in the order of the tree, and log-potentials over them

@@ -72,7 +72,7 @@ class FactorGraph:
                 self.constant += torch.as_tensor(tables, dtype=torch.float64).sum().item()
             elif len(scopes):
                 tables = torch.as_tensor(tables, dtype=dtype, device=self.device)
-                self._refuse_bad(scopes, tables)
+                self._check_factors(scopes, tables)
                 by_shape.setdefault(tuple(tables.shape[:-1]), []).append((scopes, tables))
         if math.isnan(self.constant) or self.constant == math.inf:
             raise BadInput("a constant factor is not a number or infinite")
@@ -326,7 +326,7 @@ class FactorGraph:
             chosen = labels[..., group.scopes].unbind(-1)
             yield group.tables[(*chosen, torch.arange(len(group), device=self.device))].sum(-1)
 
-    def _refuse_bad(self, scopes: Tensor, tables: Tensor) -> None:
+    def _check_factors(self, scopes: Tensor, tables: Tensor) -> None:
         n, k = len(self), scopes.shape[1]
         if tables.dim() != k + 1 or tables.shape[-1] != len(scopes):
             raise BadInput(f"{len(scopes)} factors of {k} variables with tables of shape {tuple(tables.shape)}")

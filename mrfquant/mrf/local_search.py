@@ -6,11 +6,11 @@ import random
 
 from torch import Tensor
 
+from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.mrf.exact import JunctionTree, TooWide
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.message_passing import BeliefPropagation
 from mrfquant.mrf.solver import Solver
-from mrfquant.settings import Count, Positive, configurable
 
 
 @configurable(supplied=["graph", "seed", "start"])

@@ -19,10 +19,10 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor
 
+from mrfquant.config.settings import Check, Count, Damping, NonNegative, configurable
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import Group
 from mrfquant.mrf.solver import Solver
-from mrfquant.settings import Check, Count, Damping, NonNegative, configurable
 
 # A message is 0 at its largest and never below this: what is forbidden stays at probability 0 (exp underflows), and no
 # difference of two infinities arises. So log-potentials that differ by more count as forbidden, too.

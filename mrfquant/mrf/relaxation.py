@@ -8,20 +8,20 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-import mrfquant.optimizers  # noqa: F401 - registers torch's optimizers with gin
-from mrfquant.energies.factor_graph import FactorGraphEnergy
+import mrfquant.inference.optimizers  # noqa: F401 - registers torch's optimizers with gin
+from mrfquant.config.settings import configurable, recipe
 from mrfquant.errors import BadSetting
 from mrfquant.inference import Inference, ProximalMeanField
 from mrfquant.inference.base import OptimizerRecipe
 from mrfquant.labelling import Labelling
+from mrfquant.mrf.energy import FactorGraphEnergy
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.solver import Solver
-from mrfquant.settings import configurable, recipe
 
 PENALTY = 1e3  # for what is forbidden: large, and not so large that a gradient step leads nowhere
 DESCENT = partial(torch.optim.SGD, lr=0.1)
 InferenceRecipe = recipe(Inference, "a solver of networks, as @ProximalMeanField")
-MOST = 20.0  # the largest |log u| that a warm start takes over
+LARGEST_LOG_U = 20.0  # the largest |log u| that a warm start takes over
 
 
 @configurable(supplied=["graph", "seed", "start"])
@@ -72,7 +72,7 @@ class Relaxation(Solver):
 
     def labels(self) -> Tensor:
         labels = torch.empty_like(self.graph.cardinalities)
-        for c, (block, x) in zip(self.graph.by_cardinality, self.inference.pairs(), strict=True):
+        for c, (block, x) in zip(self.graph.by_cardinality, self.inference.items(), strict=True):
             labels[c.variables] = self.inference.labels(block, x).long()
         return labels
 
@@ -84,13 +84,13 @@ class Relaxation(Solver):
         return [self._u] if self.inference.relaxed else [x.clone() for x in self.inference.variables]
 
     def _read(self) -> Tensor:
-        us = [block.probabilities(self.inference.marginals(block, x)) for block, x in self.inference.pairs()]
+        us = [block.probabilities(self.inference.marginals(block, x)) for block, x in self.inference.items()]
         return torch.cat([u.reshape(-1) for u in us])
 
     def _warm(self, start: Tensor) -> None:
         with torch.no_grad():
-            for c, (block, x) in zip(self.graph.by_cardinality, self.inference.pairs(), strict=True):
-                log_u = c.planes(start).log().clamp(min=-MOST)
+            for c, (block, x) in zip(self.graph.by_cardinality, self.inference.items(), strict=True):
+                log_u = c.planes(start).log().clamp(min=-LARGEST_LOG_U)
                 x.copy_((log_u[1] - log_u[0]) / 2 if block.is_pair else log_u)
             self.inference.project_all()
 

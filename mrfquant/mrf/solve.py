@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mrfquant.config.settings import Count, NonNegative, Positive, Seed, configurable, recipe
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
 from mrfquant.mrf.solver import Result, Row, Solver
-from mrfquant.settings import Count, NonNegative, Positive, Seed, configurable, recipe
 
 SolverRecipe = recipe(Solver, "a solver of fields, as @BeliefPropagation")
 
@@ -43,7 +43,7 @@ def solve(
     observed = dict(evidence or {})
     single = (graph.cardinalities == 1).nonzero()[:, 0].tolist()
     reduced, kept = graph.condition({**dict.fromkeys(single, 0), **observed})
-    _refuse_impossible(reduced, kept)
+    _check_possible(reduced, kept)
     started = time.perf_counter()
     if len(reduced):
         limit = math.inf if seconds is None else seconds
@@ -70,7 +70,7 @@ def _nothing_left(graph: FactorGraph) -> Result:
     return Result(nothing, -graph.constant, graph.uniform(), graph.constant, "exact", "converged", 0, 0.0)
 
 
-def _refuse_impossible(graph: FactorGraph, names: Tensor) -> None:
+def _check_possible(graph: FactorGraph, names: Tensor) -> None:
     """Raise if a variable has no label left; other contradictions are for the exact solvers to find."""
     unary = graph.unary()
     for c in graph.by_cardinality:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from mrfquant.errors import BadInput
-from mrfquant.files import write_text
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
-from mrfquant.mrf.words import PathLike, Words, shown
+from mrfquant.mrf.uai_tokens import PathLike, Tokens, shown
+from mrfquant.storage.files import write_text
 
 Parsed = TypeVar("Parsed")
 
@@ -33,7 +33,7 @@ def read_model(path: PathLike, dtype: torch.dtype = torch.float64) -> FactorGrap
 
     The conditional probabilities of a BAYES file are factors like any others.
     """
-    words = Words(path)
+    words = Tokens(path)
     words.header("MARKOV", "BAYES")
     cardinalities = _cardinalities(words)
     scopes = _scopes(words, len(cardinalities))
@@ -61,7 +61,7 @@ def read_evidence(path: PathLike) -> dict[int, int]:
     Both forms are understood: the number of observations and the pairs, and the older one with a 1, the number of
     samples, in front.
     """
-    words = Words(path)
+    words = Tokens(path)
     return _with_or_without_samples(words, _evidence) if words.left else {}
 
 
@@ -124,7 +124,7 @@ def read_pr(path: PathLike) -> float:
     return _with_or_without_samples(_result(path, "PR"), _log_z)
 
 
-def _cardinalities(words: Words) -> np.ndarray:
+def _cardinalities(words: Tokens) -> np.ndarray:
     count = words.whole("the number of variables")
     cardinalities = np.array(words.wholes(count, "the cardinalities"), dtype=np.int64)
     most = max(MOST_LABELS, len(words.words))
@@ -134,7 +134,7 @@ def _cardinalities(words: Words) -> np.ndarray:
     return cardinalities
 
 
-def _scopes(words: Words, variables: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def _scopes(words: Tokens, variables: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each arity k the numbers (F,) of its factors and their scopes (F, k)."""
     count = words.whole("the number of factors")
     if 3 * count > words.left:  # an arity, a number of entries and an entry for each
@@ -155,12 +155,12 @@ def _scopes(words: Words, variables: int) -> list[tuple[np.ndarray, np.ndarray]]
         if arity > MOST_VARIABLES:
             raise words.bad(f"gives factor {numbers[0]} {arity} variables, expected at most {MOST_VARIABLES}")
         scope = listed[place[numbers][:, None] + 1 + np.arange(arity)]
-        _refuse_scopes(words, numbers, scope, variables)
+        _check_scopes(words, numbers, scope, variables)
         scopes.append((numbers, scope))
     return scopes
 
 
-def _refuse_scopes(words: Words, numbers: np.ndarray, scope: np.ndarray, variables: int) -> None:
+def _check_scopes(words: Tokens, numbers: np.ndarray, scope: np.ndarray, variables: int) -> None:
     """Refuse variables that are not there or twice in a factor."""
     outside = np.flatnonzero((scope >= variables).any(1))
     if len(outside):
@@ -173,7 +173,7 @@ def _refuse_scopes(words: Words, numbers: np.ndarray, scope: np.ndarray, variabl
         raise words.bad(f"has factor {f} over variables {given}, expected each once")
 
 
-def _sizes(words: Words, scopes: list[tuple[np.ndarray, np.ndarray]], cardinalities: np.ndarray) -> np.ndarray:
+def _sizes(words: Tokens, scopes: list[tuple[np.ndarray, np.ndarray]], cardinalities: np.ndarray) -> np.ndarray:
     """The number of entries of each factor."""
     sizes = np.zeros(sum(len(numbers) for numbers, _ in scopes))
     with np.errstate(over="ignore"):  # inf rather than a wrong whole number
@@ -188,18 +188,18 @@ def _sizes(words: Words, scopes: list[tuple[np.ndarray, np.ndarray]], cardinalit
     return sizes.astype(np.int64)
 
 
-def _logs(words: Words, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _logs(words: Tokens, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The logarithms of what follows the scopes, and where in it the entries of each table start."""
     used = words.words[words.at :]
     starts = np.cumsum(size + 1) - size  # the number of entries stands before them
     numbers = words.numbers(words.left, "the tables")
-    _refuse_sizes(words, used, numbers, size, starts)
-    _refuse_potentials(words, used, numbers, starts)
+    _check_sizes(words, used, numbers, size, starts)
+    _check_potentials(words, used, numbers, starts)
     with np.errstate(divide="ignore"):
         return np.log(numbers), starts
 
 
-def _refuse_sizes(words: Words, used: list[str], numbers: np.ndarray, size: np.ndarray, starts: np.ndarray) -> None:
+def _check_sizes(words: Tokens, used: list[str], numbers: np.ndarray, size: np.ndarray, starts: np.ndarray) -> None:
     """Refuse tables of other sizes than their scopes have, too few words and too many."""
     given = numbers[starts[starts <= len(numbers)] - 1]
     wrong = np.flatnonzero(given != size[: len(given)])
@@ -215,7 +215,7 @@ def _refuse_sizes(words: Words, used: list[str], numbers: np.ndarray, size: np.n
     words.end()
 
 
-def _refuse_potentials(words: Words, used: list[str], numbers: np.ndarray, starts: np.ndarray) -> None:
+def _check_potentials(words: Tokens, used: list[str], numbers: np.ndarray, starts: np.ndarray) -> None:
     """Refuse potentials below 0, infinite ones, and those that are 0 only because a float64 has no such number."""
     wrong = np.flatnonzero(~((numbers >= 0) & (numbers < math.inf)))
     expected = "a finite number of at least 0"
@@ -252,7 +252,7 @@ def _constants(path: PathLike, total: float) -> list[list[float]]:
     return [[math.exp(total / count)] for _ in range(count)]
 
 
-def _with_or_without_samples(words: Words, parse: Callable[[Words], Parsed]) -> Parsed:
+def _with_or_without_samples(words: Tokens, parse: Callable[[Tokens], Parsed]) -> Parsed:
     """What `parse` makes of the rest; if it cannot and a 1 comes first, the number of samples, of what follows it."""
     start = words.at
     try:
@@ -267,13 +267,13 @@ def _with_or_without_samples(words: Words, parse: Callable[[Words], Parsed]) -> 
             raise (error if words.left else other) from None  # of the reading that got to the end
 
 
-def _to_the_end(words: Words, parse: Callable[[Words], Parsed]) -> Parsed:
+def _to_the_end(words: Tokens, parse: Callable[[Tokens], Parsed]) -> Parsed:
     parsed = parse(words)
     words.end()
     return parsed
 
 
-def _evidence(words: Words) -> dict[int, int]:
+def _evidence(words: Tokens) -> dict[int, int]:
     count = words.whole("the number of observations")
     given = words.wholes(2 * count, f"the {count} pairs of a variable and a label")
     labels: dict[int, int] = {}
@@ -283,7 +283,7 @@ def _evidence(words: Words) -> dict[int, int]:
     return labels
 
 
-def _rows(words: Words) -> list[list[float]]:
+def _rows(words: Tokens) -> list[list[float]]:
     count = words.whole("the number of variables")
     if 2 * count > words.left:
         raise words.bad(
@@ -292,7 +292,7 @@ def _rows(words: Words) -> list[list[float]]:
     return [_row(words, v) for v in range(count)]
 
 
-def _row(words: Words, variable: int) -> list[float]:
+def _row(words: Tokens, variable: int) -> list[float]:
     what = f"the marginals of variable {variable}"
     labels = words.whole(f"the number of labels of variable {variable}")
     row = words.numbers(labels, what)
@@ -301,19 +301,19 @@ def _row(words: Words, variable: int) -> list[float]:
     return row.tolist()
 
 
-def _labels(words: Words) -> list[int]:
+def _labels(words: Tokens) -> list[int]:
     return words.wholes(words.whole("the number of variables"), "the labels")
 
 
-def _log_z(words: Words) -> float:
+def _log_z(words: Tokens) -> float:
     (value,) = words.numbers(1, "the logarithm of Z").tolist()
     if math.isnan(value) or value == math.inf:
         raise words.bad(f"has {value} for the logarithm of Z, expected a finite number or -inf")
     return value * math.log(10)
 
 
-def _result(path: PathLike, *headers: str) -> Words:
-    words = Words(path)
+def _result(path: PathLike, *headers: str) -> Tokens:
+    words = Tokens(path)
     words.header(*headers)
     return words
 

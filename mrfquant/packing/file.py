@@ -20,8 +20,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mrfquant.errors import BadInput
-from mrfquant.files import atomic
 from mrfquant.packing.parameter import PackedParameter
+from mrfquant.storage.files import atomic
 
 FORMAT, VERSION = "mrfquant", "1"
 SCALE = ":scale"  # after the name of the parameter it belongs to
@@ -128,13 +128,13 @@ def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Metadata and tensors of a file whose checksum is right."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "is not there"
-        raise BadInput(f"{path} {what}: give a file written by python -m mrfquant.pack")
+        raise BadInput(f"{path} {what}: give a file written by mrfquant pack")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             kind, _, version = metadata.get("format", "").partition(" ")
             if kind != FORMAT:
-                raise BadInput(f"{path} is a safetensors file of another kind: give one written by mrfquant.pack")
+                raise BadInput(f"{path} is a safetensors file of another kind: give one written by mrfquant pack")
             if version != VERSION:
                 raise BadInput(
                     f"{path} has version {version[:20]!r} of the format, this program reads {VERSION!r}: use another "

@@ -2,7 +2,7 @@
 
 Float weights exist only a tile at a time: as many rows (output channels) as `tile_bytes` allow, at least one. Results
 equal those of the float layer to float32 rounding, and to the bit where the whole layer is one tile. A `PackedLinear`
-on few vectors needs no tiles at all where numba is installed: see `mrfquant.packing.kernel`.
+on few vectors needs no tiles at all where numba is installed: see `mrfquant.kernels.packed`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mrfquant.errors import BadInput
-from mrfquant.packing import kernel
+from mrfquant.kernels import packed as kernel
 from mrfquant.packing.parameter import PackedParameter
 
 Pair = int | tuple[int, int]

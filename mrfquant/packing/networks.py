@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from mrfquant.config.plugins import import_installed_plugins
 from mrfquant.errors import BadInput
 from mrfquant.models import NETWORKS
 from mrfquant.packing.bits import Encoding
 from mrfquant.packing.file import FLOATS, PackedNetwork
 from mrfquant.packing.parameter import PackedParameter
-from mrfquant.plugins import import_installed_plugins
 
 COUNTER = "num_batches_tracked"  # of batch norm: training needs it, a packed network does not
 
@@ -33,7 +33,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
     network = PackedNetwork.read(path)
     if model is None:
         model = _build(network, path)
-    _refuse_mismatch(network, model, path)
+    _check_fits(network, model, path)
     model = model.to_empty(device="cpu") if any(t.is_meta for t in model.state_dict().values()) else model
     counters = {name: torch.tensor(0) for name in model.state_dict() if name.endswith(COUNTER)}
     model.load_state_dict(network.state_dict() | counters)
@@ -43,16 +43,16 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
 
 def pack_run(path: Path, encoding: Encoding = "bits") -> PackedNetwork:
     """The best model of a finished run; refuses one that is not quantized, or not on its levels."""
-    from mrfquant.config import Config, preserved
+    from mrfquant.config.gin_files import Config, isolated_gin
     from mrfquant.data import data_root
-    from mrfquant.experiment import Experiment
-    from mrfquant.run_folder import RunFolder
+    from mrfquant.storage.run_folder import RunFolder
+    from mrfquant.training.experiment import Experiment
 
     folder = RunFolder.open(path)
     best, summary = folder.best(), folder.summary()
-    with preserved(), torch.random.fork_rng(devices=[]):
+    with isolated_gin(), torch.random.fork_rng(devices=[]):
         config = Config(folder.config, ["Experiment.smoke = True"])  # the shape of the data suffices
-        with config.explaining():
+        with config.locate_errors():
             experiment = Experiment(device=torch.device("cpu"), data_root=data_root())
             temperature = experiment.trainer().temperature
     if not experiment.labelling.blocks:
@@ -148,7 +148,7 @@ def _build(network: PackedNetwork, path: str | os.PathLike[str]) -> nn.Module:
         raise BadInput(f"{path}: a {network.name} cannot be built from the arguments in the file") from None
 
 
-def _refuse_mismatch(network: PackedNetwork, model: nn.Module, path: str | os.PathLike[str]) -> None:
+def _check_fits(network: PackedNetwork, model: nn.Module, path: str | os.PathLike[str]) -> None:
     held: dict[str, Any] = {name: p.shape for name, p in network.parameters.items()}
     held |= {name: tuple(t.shape) for name, t in network.floats.items()}
     expected = {name: tuple(t.shape) for name, t in model.state_dict().items() if not name.endswith(COUNTER)}

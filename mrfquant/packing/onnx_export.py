@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 from mrfquant.errors import BadInput
-from mrfquant.files import atomic
 from mrfquant.packing.bits import TRITS, label_bits
 from mrfquant.packing.parameter import PackedParameter
+from mrfquant.storage.files import atomic
 
 if TYPE_CHECKING:
     from onnx_ir import Graph, Model, Value
@@ -41,7 +41,7 @@ def export_onnx(model: nn.Module, packed: Mapping[str, PackedParameter], shape: 
         shape: of an image.
         path: of the file.
     """
-    refuse_without_packages()
+    check_packages()
     import onnx_ir
     from onnx_ir.passes import common
 
@@ -55,7 +55,7 @@ def export_onnx(model: nn.Module, packed: Mapping[str, PackedParameter], shape: 
         file.write(proto.SerializeToString())
 
 
-def refuse_without_packages() -> None:
+def check_packages() -> None:
     """Raise unless what writes ONNX is installed."""
     if not all(find_spec(package) for package in ("onnx", "onnx_ir", "onnxscript")):
         raise BadInput("the packages for ONNX are not installed: pip install 'mrfquant[onnx]'")

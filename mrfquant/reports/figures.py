@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from mrfquant.files import atomic
 from mrfquant.reports.curves import NAMES, PANELS, Curve, Panel, panel_curves
 from mrfquant.reports.groups import Group
 from mrfquant.reports.palette import LIGHT, dashes, style
+from mrfquant.storage.files import atomic
 
 STYLE = {
     "font.family": "sans-serif",

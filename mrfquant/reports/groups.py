@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mrfquant.errors import BadInput
-from mrfquant.reports.runs import Run, Warn, is_number, printable
+from mrfquant.reports.runs import Run, Warn, is_number
+from mrfquant.text import printable
 
 DEFAULT_BY = ("method", "model", "dataset", "bits")
 SEED = "Experiment.seed"
@@ -83,7 +84,7 @@ def _kib(fields: dict[str, Any]) -> float | None:
 def group_runs(runs: Sequence[Run], by: Sequence[str] = DEFAULT_BY) -> list[Group]:
     """The groups of `runs` by summary fields or gin settings, best mean test top-1 first."""
     for name in by:
-        _refuse_unknown(name, runs)
+        _check_known(name, runs)
     keyed: dict[tuple[tuple[str, ...], bool], list[Run]] = {}
     for run in runs:
         # Figures from stand-in data mean nothing: they are never averaged with others.
@@ -119,7 +120,7 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _refuse_unknown(name: str, runs: Sequence[Run]) -> None:
+def _check_known(name: str, runs: Sequence[Run]) -> None:
     known = {"run"}.union(*(run.fields for run in runs), *(run.settings for run in runs))
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mrfquant.errors import BadInput
+from mrfquant.text import printable
 
 Warn = Callable[[str], None]
 
@@ -61,11 +62,6 @@ class Run:
 def is_number(value: Any) -> bool:
     """A finite int or float; True and False are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
-
-
-def printable(text: str) -> str:
-    """The text without characters that a terminal would obey or an encoder refuse."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def find_runs(paths: Sequence[Path], warn: Warn) -> list[Path]:
@@ -158,7 +154,7 @@ def _records(path: Path, tell: Warn) -> list[dict[str, Any]]:
     return sorted(records, key=lambda r: r["iteration"])
 
 
-# The first lines of log.txt, as mrfquant.run introduces a run.
+# The first lines of log.txt, as mrfquant.commands.run introduces a run.
 WHO = re.compile(r"^(?P<method>\S.*?)  (?:(?P<bits>\d+)-bit )?(?P<model>\S+) on (?P<dataset>\S+), seed (?P<seed>-?\d+)")
 WHAT = re.compile(r"^(?P<parameters>[\d,]+) parameters, (?P<labelled>[\d,]+) of them .*; (?P<iterations>[\d,]+) iter")
 

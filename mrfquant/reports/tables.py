@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from mrfquant.reports.groups import NONE, Extra, Group, as_text, differing_settings, setting_values, split_settings
 from mrfquant.reports.runs import Run
+from mrfquant.text import aligned
 
 TOP1 = "test top-1 %"
 INDENT = "  "
@@ -75,9 +76,10 @@ def _ranges(numbers: Sequence[int]) -> str:
 def text_report(groups: Sequence[Group], by: Sequence[str], width: int) -> str:
     """The whole comparison for a terminal of `width` characters."""
     rows = result_rows(groups, by)
-    parts = [aligned(rows, left=[*range(1, len(by) + 1), rows[0].index(TOP1)])]
+    numbers = {0, *range(len(by) + 1, len(rows[0]))} - {rows[0].index(TOP1)}
+    parts = [aligned(rows, right=numbers)]
     if unfinished := [run for group in groups for run in group.runs if not run.finished]:
-        lines = aligned([[INDENT + run.name, run.state] for run in unfinished], left=(0, 1))
+        lines = aligned([[INDENT + run.name, run.state] for run in unfinished])
         parts.append(f"unfinished, not in the means\n{lines}")
     names, extras = split_settings(groups)
     if names:
@@ -85,19 +87,9 @@ def text_report(groups: Sequence[Group], by: Sequence[str], width: int) -> str:
         layouts = [_blocks(rows, width), _blocks(list(zip(*rows, strict=True)), width)]  # a group a column, or a row
         parts.append("settings that differ\n" + min(layouts, key=lambda text: text.count("\n")))
     if extras:
-        lines = aligned([[INDENT + part, users, what] for part, users, what in extra_rows(extras)], left=(0, 1, 2))
+        lines = aligned([[INDENT + part, users, what] for part, users, what in extra_rows(extras)])
         parts.append(f"settings that only some have\n{lines}")
     return "\n\n".join(parts)
-
-
-def aligned(rows: Sequence[Sequence[str]], left: Sequence[int]) -> str:
-    """Columns aligned to the right, those numbered in `left` to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(f"{cell:{'<' if i in left else '>'}{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _blocks(rows: Sequence[Sequence[str]], width: int, longest: int = 32) -> str:
@@ -115,7 +107,7 @@ def _blocks(rows: Sequence[Sequence[str]], width: int, longest: int = 32) -> str
         blocks[-1].append(column)
         used += needed
     tables = (list(zip(names, *block, strict=True)) for block in blocks)
-    return "\n\n".join(aligned(table, left=range(len(table[0]))) for table in tables)
+    return "\n\n".join(aligned(table) for table in tables)
 
 
 def csv_text(runs: Sequence[Run]) -> str:

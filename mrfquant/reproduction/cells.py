@@ -98,7 +98,7 @@ class Campaign:
             if self._stopping:
                 return Outcome(cell, seed, None, "not started")
             process = subprocess.Popen(
-                [sys.executable, "-m", "mrfquant.run", *what, *self.options],
+                [sys.executable, "-m", "mrfquant", "run", *what, *self.options],
                 env={**os.environ, "OMP_NUM_THREADS": str(threads)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -114,7 +114,7 @@ class Campaign:
         return Outcome(cell, seed, self._accuracy(cell, seed), lines[-1] if lines else "")
 
     def _accuracy(self, cell: Cell, seed: int) -> float | None:
-        from mrfquant.run_folder import RunFolder  # here, since it imports torch
+        from mrfquant.storage.run_folder import RunFolder  # here, since it imports torch
 
         summary = RunFolder(self.folder(cell, seed)).summary()
         return summary and summary["test_top1"]

@@ -10,13 +10,13 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from mrfquant.curvature import Layer, curved_layers, damped, pixels_drawn, second_moments, weight_matrices
+from mrfquant.config.settings import Check, Fraction, configurable
 from mrfquant.data import Dataset, Split, evaluation_batches
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling import LevelSet
+from mrfquant.pairwise.curvature import Layer, curved_layers, damped, pixels_drawn, second_moments, weight_matrices
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.solvers import SOLVERS, RoundGPTQ
-from mrfquant.settings import Check, Fraction, configurable
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 RANK_DAMPING = 0.1  # where there are fewer inputs than weights of a row
@@ -141,7 +141,7 @@ class Rounding:
         return torch.cat(labels), torch.cat(scales), found
 
 
-def refuse_unfit(model: nn.Module, labelled: Mapping[str, object]) -> None:
+def check_can_be_rounded(model: nn.Module, labelled: Mapping[str, object]) -> None:
     """Refuse parameters to round that are not the weight of a linear or convolutional layer."""
     fit = curved_layers(model)
     for name in labelled:
@@ -158,7 +158,7 @@ class _Reached(Exception):
 
 def _in_order(model: nn.Module, levels: Mapping[str, LevelSet], batches: Batches) -> dict[str, Layer]:
     """The layers to round in the order of their first use."""
-    refuse_unfit(model, levels)
+    check_can_be_rounded(model, levels)
     layers = {name: layer for name, layer in curved_layers(model).items() if name in levels}
     used: dict[str, Layer] = {}
     hooks = [
@@ -185,7 +185,7 @@ def _moments(model: nn.Module, name: str, layer: Layer, batches: Batches) -> tup
         x = given[0]
         if not x.isfinite().all():
             raise BadInput(f"the inputs of {name} are not finite: the trained network or the images are broken")
-        moments = second_moments(layer, x, thrifty=True) * len(x)
+        moments = second_moments(layer, x, sample_pixels=True) * len(x)
         total = moments if total is None else total + moments
         positions = output[0].numel() // len(layer.weight)
         count += len(x) * (pixels_drawn(layer, positions) if isinstance(layer, nn.Conv2d) else positions)

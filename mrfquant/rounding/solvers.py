@@ -10,10 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.errors import BadSetting
+from mrfquant.pairwise.trees import SpanningTree
 from mrfquant.rounding.problem import LayerProblem
-from mrfquant.settings import Count, Positive, configurable
-from mrfquant.trees import SpanningTree
 
 Answer = tuple[Tensor, Tensor]  # labels (n, rows), scales (rows,)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mrfquant.config import preserved
+from mrfquant.config.gin_files import isolated_gin
 from mrfquant.errors import BadSetting
 from mrfquant.labelling import Labelling
 
@@ -80,7 +80,7 @@ class Contract:
         name = self.gin_name
         if name is None:
             return
-        with preserved():
+        with isolated_gin():
             gin.clear_config()
             assert gin.get_configurable(name) is self.part, f"gin knows another {name}"
             for parameter in self.supplied:

@@ -90,7 +90,7 @@ class InferenceContract(Contract):
         model, inference = self.solver(levels)
         for _ in range(5):
             self.run(model, inference, 10)
-            for block, x in inference.pairs():
+            for block, x in inference.items():
                 assert block.q[0] <= block.w.min(), "a weight lies below the lowest level"
                 assert block.w.max() <= block.q[-1], "a weight lies above the highest level"
                 u = inference.marginals(block, x)

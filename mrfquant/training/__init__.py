@@ -1,6 +1,6 @@
 """The training loop and what it needs: evaluation, checkpoints, collectors. It does not know which solver it runs."""
 
-from mrfquant.training.checkpoints import Checkpoints
+from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.training.collectors import Collector, Console, JsonLines
 from mrfquant.training.evaluation import evaluate
 from mrfquant.training.trainer import Interrupted, Trainer

@@ -13,8 +13,8 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from mrfquant.command_line import silence
-from mrfquant.files import write_text
+from mrfquant.storage.files import write_text
+from mrfquant.text import duration, silence
 
 Values = Mapping[str, float]
 
@@ -151,15 +151,3 @@ FORMATS = {
 
 def _figures(values: Values, names: tuple[str, ...] = tuple(FORMATS)) -> str:
     return "  ".join(FORMATS[name].format(values[name]) for name in names if name in values)
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words: 0.8 s, 42 s, 3 min 20 s, 2 h 05 min."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, seconds = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mrfquant.compute import Team
 from mrfquant.data import Dataset, Split, evaluation_batches
-from mrfquant.distributed import Team
 
 
 @torch.inference_mode()

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mrfquant.compute import Team
+from mrfquant.config.settings import Count, Fraction, Positive, configurable
 from mrfquant.data import Batches, Dataset
-from mrfquant.distributed import Team
 from mrfquant.errors import RunFailed
 from mrfquant.inference import Inference
 from mrfquant.schedules import Constant, Schedule
-from mrfquant.settings import Count, Fraction, Positive, configurable
-from mrfquant.training.checkpoints import Checkpoints
+from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.training.collectors import Collector
 from mrfquant.training.evaluation import evaluate
 
@@ -182,7 +182,7 @@ class Trainer:
         self.team.any(False, self.device)  # until the leader has written it
         if self.checkpoints:
             self._best_state = self.checkpoints.best(self.best["iteration"], self.device)["model"]
-        self.inference.labelling.refuse_off_levels(self._best_state)
+        self.inference.labelling.check_on_levels(self._best_state)
         self.model.load_state_dict(self._best_state)
         found = evaluate(self.model, self.dataset, self.dataset.test, forward=self._logits, team=self.team)
         return {

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mrfquant.curvature import damped, output_curvature, second_moments
 from mrfquant.energies import PairwiseEnergy
 from mrfquant.errors import BadInput
 from mrfquant.labelling import Labelling
+from mrfquant.pairwise.curvature import damped, output_curvature, second_moments
 
 NETWORKS = {
     "linear": (lambda: nn.Linear(2, 2), (5, 2)),

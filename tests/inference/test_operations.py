@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mrfquant import fused
 from mrfquant.benchmarks.operations import Operations
 from mrfquant.data.dataset import Dataset, Split
 from mrfquant.inference import (
@@ -21,6 +20,7 @@ from mrfquant.inference import (
     Reference,
     SparsemaxPGD,
 )
+from mrfquant.kernels import dispatch as fused
 from mrfquant.labelling import Labelling
 from mrfquant.training import Trainer
 

@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn import functional
 
 from mrfquant.energies import FirstOrderTaylor, PairwiseEnergy
-from mrfquant.entropies import TreeEntropy
 from mrfquant.errors import BadInput
 from mrfquant.inference import (
     BinaryConnect,
@@ -20,6 +19,7 @@ from mrfquant.inference import (
     Reference,
     SparsemaxPGD,
 )
+from mrfquant.inference.entropies import TreeEntropy
 from mrfquant.labelling import Labelling
 from mrfquant.schedules import Geometric, GeometricTo
 
@@ -106,7 +106,7 @@ def test_the_rounded_network_learns_and_is_on_its_levels(solver, d):
         after = loss().item()
         for parameter in model.parameters():
             assert set(parameter.unique().tolist()) <= set(map(float, LEVELS[d]))
-        inference.labelling.refuse_off_levels(model.state_dict())
+        inference.labelling.check_on_levels(model.state_dict())
     assert after < 0.7 * before
 
 
@@ -118,13 +118,13 @@ def test_several_level_sets_scales_and_free_parameters_train_together(solver):
     assert losses[-1] < losses[0]
     assert not torch.equal(model.last.bias, free)
     with inference.rounded():
-        inference.labelling.refuse_off_levels(model.state_dict())
+        inference.labelling.check_on_levels(model.state_dict())
         assert len(model.first.weight[0].unique()) <= 3
 
 
 def test_flips_count_the_labels_that_changed_since_the_last_look(solver):
     _, inference, loss = problem(LEVELS[3], solver)
-    (pair,) = inference.pairs()
+    (pair,) = inference.items()
     inference.diagnostics()
     before = inference.labels(*pair).clone()
     steps(inference, loss, 10)
@@ -218,7 +218,7 @@ def test_what_ends_with_the_run_asks_for_its_length(name):
 @pytest.mark.parametrize("levels", [[0, 1], [1, 3], [0, 1, 2], [-1, 0, 1]])
 def test_labels_start_on_every_level(solver, levels):
     _, inference, _ = problem(levels, solver)
-    (pair,) = inference.pairs()
+    (pair,) = inference.items()
     shares = torch.bincount(inference.labels(*pair), minlength=len(levels)) / len(inference.labelling)
     assert shares.min() > 0.05
 

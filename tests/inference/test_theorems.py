@@ -34,7 +34,7 @@ def with_gradient(solver, levels, g, lr, **settings):
 
 
 def planes(inference):
-    (pair,) = inference.pairs()
+    (pair,) = inference.items()
     return pair[0].probabilities(inference.marginals(*pair)).clone()
 
 

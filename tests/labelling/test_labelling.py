@@ -387,14 +387,14 @@ def test_off_levels_are_refused_to_the_last_bit(levels, scale):
     model = net().to(memory_format=torch.channels_last)
     labelling = Labelling(model, levels, exclude=["norm.*"], scale=scale)
     rounded_at_random(labelling)
-    labelling.refuse_off_levels(state_of(model))
+    labelling.check_on_levels(state_of(model))
     for name in labelling.labelled.spans:
         for towards in (-math.inf, math.inf):
             state = state_of(model)
             last = state[name].view(-1) if state[name].is_contiguous() else state[name].permute(0, 2, 3, 1).view(-1)
             last[-1] = torch.nextafter(last[-1], torch.tensor(towards))
             with pytest.raises(AssertionError, match=name):
-                labelling.refuse_off_levels(state)
+                labelling.check_on_levels(state)
 
 
 def test_levels_of_another_parameter_do_not_count():
@@ -404,7 +404,7 @@ def test_levels_of_another_parameter_do_not_count():
     state = state_of(model)
     state["twice.weight"][0, 0] = 0
     with pytest.raises(AssertionError, match=r"twice\.weight"):
-        labelling.refuse_off_levels(state)
+        labelling.check_on_levels(state)
 
 
 def test_free_and_frozen_parameters_may_have_any_value():
@@ -414,7 +414,7 @@ def test_free_and_frozen_parameters_may_have_any_value():
     state = state_of(model)
     state["norm.weight"].fill_(0.123)
     state["frozen.weight"].fill_(0.123)
-    labelling.refuse_off_levels(state)
+    labelling.check_on_levels(state)
 
 
 # --- the start

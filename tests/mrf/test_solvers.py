@@ -9,7 +9,7 @@ import networkx as nx
 import pytest
 import torch
 
-from mrfquant.config import Config
+from mrfquant.config.gin_files import Config
 from mrfquant.inference import MeanField, MirrorDescent, ProximalICM, ProximalMeanField, SparsemaxPGD
 from mrfquant.mrf import (
     ICM,

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from mrfquant.errors import BadInput
+from mrfquant.kernels import packed as kernel
 from mrfquant.models import LeNet5
-from mrfquant.packing import kernel
 from mrfquant.packing.bits import pack
 from mrfquant.packing.layers import PackedConv2d, PackedLayer, PackedLinear, pack_layers
 from mrfquant.packing.parameter import PackedParameter

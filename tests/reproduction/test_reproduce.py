@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mrfquant.config import CONFIGS
-from mrfquant.reproduce import main
+from mrfquant.commands.reproduce import main
+from mrfquant.config.gin_files import CONFIGS
 from mrfquant.reproduction import TABLES, Campaign, Cell, render
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper"
@@ -136,7 +136,7 @@ def test_interrupted_it_saves_the_cell_and_goes_on_inside_it(tmp_path):
     """A cell cut short by SIGTERM has a checkpoint, and is resumed, not started again."""
     cell = ["results", "--rows", "lenet300", "--methods", "REF", "--out", str(tmp_path), "--smoke"]
     folder = tmp_path / "paper-smoke" / "ref_lenet300_mnist-seed0"
-    command = [sys.executable, "-m", "mrfquant.reproduce", *cell]
+    command = [sys.executable, "-m", "mrfquant", "reproduce", *cell]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60

@@ -68,7 +68,7 @@ def test_the_best_model_is_kept_not_the_last():
     validated = {iteration: values["val_top1"] for iteration, values in recorded.records if "val_top1" in values}
     assert result["best_val_top1"] == max(validated.values())
     assert validated[result["best_iteration"]] == result["best_val_top1"]
-    trainer.inference.labelling.refuse_off_levels(trainer.model.state_dict())
+    trainer.inference.labelling.check_on_levels(trainer.model.state_dict())
 
 
 def test_a_solver_that_leaves_the_levels_is_not_reported_as_quantized():

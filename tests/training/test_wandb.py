@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from mrfquant.run import main
+from mrfquant.commands.run import main
 from mrfquant.training.wandb_collector import default_mode
 
 
@@ -15,7 +15,7 @@ def run_without_credentials(tmp_path, *words):
     """The command in a home without anything of W&B's."""
     (tmp_path / "home").mkdir()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
-    command = [sys.executable, "-m", "mrfquant.run", "--gin", "gin/ref_lenet300_digits.gin", "--smoke"]
+    command = [sys.executable, "-m", "mrfquant", "run", "--gin", "gin/ref_lenet300_digits.gin", "--smoke"]
     return subprocess.run(
         [*command, "--out", tmp_path / "run", *words],
         env={**environment, "HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},

@@ -1,0 +1,1 @@
+"""The command line, a module for each subcommand of `mrfquant`: arguments, and errors for people."""

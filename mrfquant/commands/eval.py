@@ -1,0 +1,80 @@
+"""mrfquant eval: how good, how small and how fast a packed network is."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from pathlib import Path
+
+from mrfquant.commands.parser import Parser, run_command
+from mrfquant.errors import BadInput
+
+
+def parser() -> Parser:
+    """The command's arguments."""
+    p = Parser(
+        "eval",
+        "Test a packed network on its data set: accuracy, calibration, speed, and what takes how many bytes.",
+        ["model.safetensors", "model.safetensors --packed"],
+    )
+    p.add_argument("file", metavar="FILE", type=Path, help="a file written by mrfquant pack")
+    p.add_argument("--packed", action="store_true", help="keep the weights packed in memory and compute from them")
+    p.share("--import")
+    p.share("--data")
+    p.share("--device")
+    p.share("--json")
+    return p
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load, predict the test images, print."""
+    from mrfquant import data
+    from mrfquant.commands.pack import account
+    from mrfquant.compute import choose_device
+    from mrfquant.config.plugins import import_plugin
+    from mrfquant.data import data_root, stand_in
+    from mrfquant.packing import load
+    from mrfquant.storage.files import write_json
+    from mrfquant.training.evaluation import predict, score
+
+    for module in arguments.imports:
+        import_plugin(module, "--import")
+    model = load(arguments.file)
+    network = model.packed_network
+    name, temperature = network.origin.get("dataset"), network.origin.get("temperature", 1)
+    if not isinstance(name, str) or name not in data.DATASETS:
+        raise BadInput(f"{arguments.file} is for the data set {name!r}, known are {', '.join(data.DATASETS)}")
+    if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
+        raise BadInput(f"{arguments.file} gives the temperature {temperature!r}, expected a number above 0")
+    device = choose_device(arguments.device)
+    made = stand_in(name) if network.origin.get("stand_in") else data.DATASETS[name](data_root(arguments.data))
+    dataset = made.to(device)
+    if tuple(network.arguments.get("shape", ())) != dataset.shape:
+        raise BadInput(f"{arguments.file} is for images of another shape than those of {name}")
+    if arguments.packed:
+        from mrfquant.packing.layers import pack_layers
+
+        model = pack_layers(model, network.parameters)
+    model = model.to(device)
+    start = time.perf_counter()
+    probabilities = predict(model, dataset, dataset.test, temperature).cpu()  # waits for the device
+    seconds = time.perf_counter() - start
+    figures = score(probabilities, dataset.test.labels.cpu())
+    origin = ", ".join(f"{key} {value}" for key, value in network.origin.items())
+    print(f"{arguments.file}: {network.name}, {origin}")
+    if dataset.stand_in:
+        print("STAND-IN DATA: its figures mean nothing")
+    print(f"test top-1   {figures['top1']:.2f} %   calibration error {100 * figures['ece']:.2f} %")
+    print(f"speed        {len(dataset.test) / seconds:,.0f} images/s on {device.type}")
+    for line in account(network, arguments.file.stat().st_size):
+        print(line)
+    if arguments.json:
+        figures |= {"bytes": arguments.file.stat().st_size, "images_per_second": len(dataset.test) / seconds}
+        write_json(arguments.json, figures)
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point."""
+    return run_command(run, parser().parse_args(argv))

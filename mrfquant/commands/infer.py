@@ -1,0 +1,184 @@
+"""mrfquant infer: marginals, the likeliest labelling or log Z of a Markov random field in a UAI file."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mrfquant.commands.parser import Parser, run_command, writable
+from mrfquant.errors import BadInput
+
+if TYPE_CHECKING:
+    from mrfquant.mrf import FactorGraph, Result
+
+DEFAULT_SOLVER = {"mar": "belief_propagation", "pr": "belief_propagation", "map": "local_search"}
+
+
+def parser() -> Parser:
+    """The command's arguments."""
+    p = Parser(
+        "infer",
+        """Infer marginals, the likeliest labelling or log Z of a Markov random field. A solver is a file of
+        gin/mrf/, by its name there, or a gin file of your own. log10 Z is printed with what it is worth: exact,
+        a bound, or an estimate.""",
+        [
+            "grid.uai --task mar --out grid.MAR",
+            "grid.uai --task pr --solver junction_tree --reference grid.uai.PR",
+            "grid.uai --evid grid.uai.evid --task map --set 'LocalSearch.size = 80'",
+        ],
+    )
+    p.add_argument("model", metavar="MODEL.uai", type=Path, help="a MARKOV or BAYES model")
+    p.add_argument("--evid", metavar="FILE", type=Path, help="observed labels (default: none)")
+    p.add_argument(
+        "--task",
+        choices=["mar", "map", "pr"],
+        default="mar",
+        help="marginals, likeliest labelling, partition function (default: mar)",
+    )
+    p.add_argument(
+        "--solver",
+        metavar="NAME",
+        help="a name of gin/mrf/ or a gin file (default: belief_propagation, for map local_search)",
+    )
+    p.share("--set")
+    p.share("--import")
+    p.share("--seed", help="seed of the first start (default: 0)")
+    p.share("--device")
+    p.add_argument("--out", metavar="FILE", type=writable, help="write the result there, in UAI's format of the task")
+    p.add_argument("--trace", metavar="FILE", type=writable, help="write a row per iteration of the run there, as CSV")
+    p.add_argument("--reference", metavar="FILE", type=Path, help="a result to compare with")
+    return p
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, solve, print a summary, write the result."""
+    from mrfquant.compute import choose_device
+    from mrfquant.config.gin_files import CONFIGS, Config
+    from mrfquant.mrf import uai
+
+    name = arguments.solver or DEFAULT_SOLVER[arguments.task]
+    known = sorted(file.stem for file in CONFIGS.glob("mrf/*.gin"))
+    if name not in known and not Path(name).is_file():
+        raise BadInput(f"--solver {name!r} is neither a gin file nor one of {', '.join(known)}")
+    graph = uai.read_model(arguments.model)
+    evidence = uai.read_evidence(arguments.evid) if arguments.evid else {}
+    reference = read_reference(arguments.task, arguments.reference, graph) if arguments.reference else None
+    print(f"{arguments.model.name}: {_describe(graph)}, {len(evidence)} observed", flush=True)
+    config = Config(f"mrf/{name}.gin" if name in known else name, arguments.set, arguments.imports)
+    with config.locate_errors():
+        result = _solve(on_device(graph, choose_device(arguments.device)), evidence, arguments.seed, config)
+    _print(Path(name).stem, result, graph)
+    if reference is not None:
+        print(f"reference    {_compare(arguments.task, result, reference, graph)}")
+    if arguments.trace:
+        _write_trace(arguments.trace, result)
+        print(f"trace        {arguments.trace}")
+    if arguments.out:
+        _write(arguments, result, graph)
+        print(f"written      {arguments.out}")
+    return 0
+
+
+def on_device(graph: FactorGraph, device: Any) -> FactorGraph:
+    """The graph on a device, in float32 where that has no float64."""
+    import torch
+
+    return graph.to(torch.float32 if device.type == "mps" else None, device)
+
+
+def _solve(graph: FactorGraph, evidence: dict[int, int], seed: int, config: Any) -> Result:
+    from tqdm import tqdm
+
+    from mrfquant.mrf import Row, solve
+
+    checked = []
+    with tqdm(desc="solving", unit=" iterations", leave=False, disable=None, delay=1) as bar:
+
+        def show(row: Row) -> None:
+            if not checked:  # every part is built by now
+                checked.append(config.check_all_used())
+            bar.update()
+            bar.set_postfix(residual=f"{row.residual:.1e}", energy=f"{row.best:.6g}", refresh=False)
+
+        return solve(graph, evidence=evidence, seed=seed, on_row=show)
+
+
+def _describe(graph: FactorGraph) -> str:
+    labels = graph.cardinalities
+    if not len(labels):
+        return "no variable"
+    kinds = f"{labels.min()} to {labels.max()}" if labels.min() < labels.max() else f"{labels.max()}"
+    arity = max((len(group.index) for group in graph.groups), default=0)
+    return f"{len(graph):,} variables of {kinds} labels, {graph.num_factors:,} factors of up to {arity} variables"
+
+
+def _print(name: str, result: Result, graph: FactorGraph) -> None:
+    ends = {"converged": "converged", "iterations": "not converged", "time": "stopped by the clock"}
+    if result.direction == "exact":
+        print(f"{name}: exact, {result.seconds:.2f} s")
+    else:
+        print(f"{name}: {ends[result.reason]} after {result.iterations:,} iterations, {result.seconds:.2f} s")
+    if result.log_z is not None:
+        print(f"log10 Z      {result.log_z / math.log(10):.6f} ({result.direction})")
+    found = f"{result.energy:.6f}" if math.isfinite(result.energy) else "none: every labelling tried is forbidden"
+    print(f"energy       {found}")
+    if math.isfinite(result.energy):
+        parts = {k: v.item() for k, v in graph.energy_split(result.labels.cpu()).items() if v}
+        print("             " + ", ".join(f"{part} {value:.6f}" for part, value in parts.items()))
+
+
+def read_reference(task: str, path: Path, graph: FactorGraph) -> Any:
+    """The result of a task in a file: rows of marginals, labels, or log Z; refused unless it fits the graph."""
+    from mrfquant.mrf import uai
+
+    reference = {"mar": uai.read_mar, "map": uai.read_map, "pr": uai.read_pr}[task](path)
+    labels = graph.cardinalities.tolist()
+    fits = task == "pr" or (
+        len(reference) == len(labels)
+        and all(len(x) == c if task == "mar" else 0 <= x < c for x, c in zip(reference, labels, strict=True))
+    )
+    if not fits:
+        raise BadInput(f"{path} does not fit the model: it has another number of variables or labels")
+    return reference
+
+
+def _compare(task: str, result: Result, reference: Any, graph: FactorGraph) -> str:
+    import torch
+
+    if task == "mar":
+        error = (graph.flat(reference) - result.marginals.cpu()).abs()
+        return f"mean absolute error {error.mean():.2e}, largest {max(error.tolist(), default=0):.2e}"
+    if task == "map":
+        theirs = graph.energy(torch.tensor(reference)).item()
+        return f"energy {theirs:.6f}, ours is {result.energy - theirs:+.6f}"
+    if result.log_z is None:
+        return f"log10 Z {reference / math.log(10):.6f}: this solver gives none"
+    return f"log10 Z {reference / math.log(10):.6f}, ours is {(result.log_z - reference) / math.log(10):+.6f}"
+
+
+def _write_trace(path: Path, result: Result) -> None:
+    from mrfquant.storage.files import write_text
+
+    names = ["iteration", "residual", "free_energy", "energy", "best", "seconds"]
+    rows = [",".join(f"{getattr(row, name):.9g}" for name in names) for row in result.trace]
+    write_text(path, "\n".join([",".join(names), *rows]) + "\n")
+
+
+def _write(arguments: argparse.Namespace, result: Result, graph: FactorGraph) -> None:
+    from mrfquant.mrf import uai
+
+    if arguments.task == "mar":
+        uai.write_mar(arguments.out, graph.per_variable(result.marginals))
+    elif arguments.task == "map":
+        uai.write_map(arguments.out, result.labels.tolist())
+    elif result.log_z is None:
+        raise BadInput("this solver gives no log Z to write: choose another for --task pr, such as belief_propagation")
+    else:
+        uai.write_pr(arguments.out, result.log_z)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point."""
+    return run_command(run, parser().parse_args(argv))

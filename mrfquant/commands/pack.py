@@ -1,0 +1,88 @@
+"""mrfquant pack: the best model of a run as one small file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrfquant.commands.parser import Parser, run_command, writable
+from mrfquant.errors import BadInput
+
+if TYPE_CHECKING:
+    from mrfquant.packing import PackedNetwork
+
+
+def parser() -> Parser:
+    """The command's arguments."""
+    p = Parser(
+        "pack",
+        """Write the best model of a run as one file in which a label takes bits, not a float. Weights that are not
+        exactly on their levels are refused. What is not quantized is stored as it is, and listed.""",
+        [
+            "runs/pmf_lenet300_digits-seed0-20260101-120000 -o model.safetensors",
+            "RUN -o model.safetensors --onnx model.onnx",
+        ],
+    )
+    p.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished, quantized run")
+    p.add_argument("-o", "--out", metavar="FILE", type=writable, required=True, help="the file to write")
+    p.add_argument("--base3", action="store_true", help="five labels of three levels in a byte, 1.6 bits a weight")
+    p.add_argument("--onnx", metavar="FILE", type=writable, help="write the network as ONNX with packed weights, too")
+    return p
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Pack, write, say what takes how much."""
+    from mrfquant.packing import pack_run
+    from mrfquant.packing.onnx_export import check_packages
+
+    if arguments.onnx:
+        check_packages()
+    network = pack_run(arguments.run, "base3" if arguments.base3 else "bits")
+    if arguments.base3 and not any(p.encoding == "base3" for p in network.parameters.values()):
+        raise BadInput(f"--base3 is for three levels, {arguments.run} has none: leave it out")
+    size = network.write(arguments.out)
+    for line in account(network, size):
+        print(line)
+    print(f"written      {arguments.out}")
+    if arguments.onnx:
+        _export(arguments)
+    return 0
+
+
+def account(network: PackedNetwork, size: int) -> list[str]:
+    """What a file of `size` bytes consists of, line by line."""
+    weights = sum(p.numel for p in network.parameters.values())
+    labels = sum(p.nbytes for p in network.parameters.values())
+    floats = {name: t.numel() * t.element_size() for name, t in network.floats.items()}
+    statistics = sum(n for name, n in floats.items() if _is_statistic(name))
+    free = {name: n for name, n in floats.items() if not _is_statistic(name)}
+    rest = size - statistics
+    lines = [
+        f"weights      {weights:,} on levels: {labels:,} bytes, {8 * labels / max(1, weights):.3f} bits each",
+        f"header       {size - labels - sum(floats.values()):,} bytes",
+        f"batch norm   {statistics:,} bytes of statistics, float",
+    ]
+    lines += [f"not packed   {name}, float: {n:,} bytes" for name, n in free.items()]
+    parameters = 4 * weights + sum(free.values())
+    share = f"1/{parameters / rest:.1f} of the parameters as float32"
+    return [*lines, f"file         {size:,} bytes; without the statistics {rest:,}, {share}"]
+
+
+def _is_statistic(name: str) -> bool:
+    return name.endswith(("running_mean", "running_var"))
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    from mrfquant.packing import load
+    from mrfquant.packing.onnx_export import export_onnx
+
+    model = load(arguments.out)
+    packed = model.packed_network
+    export_onnx(model, packed.parameters, tuple(packed.arguments["shape"]), arguments.onnx)
+    print(f"written      {arguments.onnx}, {arguments.onnx.stat().st_size:,} bytes")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point."""
+    return run_command(run, parser().parse_args(argv))

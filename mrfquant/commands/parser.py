@@ -1,0 +1,166 @@
+"""What every command shares: the form of its help, its errors for people, and stopping politely."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from mrfquant.errors import BadInput, RunFailed
+from mrfquant.text import silence
+
+EXITS = "0 done, 1 failed, 2 bad input, 130 interrupted"
+
+
+def writable(name: str) -> Path:
+    """A path to write a result to, refused at once if that cannot work: a type for an argument."""
+    path = Path(name)
+    folder = next((f for f in path.absolute().parents if f.exists()), Path("/"))
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        if path.exists() and not path.is_file():  # a pipe or a device: to open it would end what its reader waits for
+            if not os.access(path, os.W_OK):
+                raise PermissionError(0, "no permission")
+        else:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{name} cannot be written ({error.strerror}): give another path") from None
+    return path
+
+
+# Flags that several commands have, in the words that all of them use.
+SHARED: dict[str, dict[str, Any]] = {
+    "--set": {
+        "metavar": "BINDING",
+        "action": "append",
+        "default": [],
+        "help": "override one setting, as in gin: 'Name.parameter = value'; may be repeated",
+    },
+    "--import": {
+        "metavar": "MODULE",
+        "dest": "imports",
+        "action": "append",
+        "default": [],
+        "help": "a module of your own that registers parts; may be repeated",
+    },
+    "--seed": {"metavar": "N", "type": int, "default": 0},
+    "--jobs": {"metavar": "N", "type": int, "default": 1},
+    "--smoke": {"action": "store_true", "help": "20 iterations on stand-in data: does this work here?"},
+    "--device": {"metavar": "NAME", "default": "auto", "help": "auto, cpu, cuda, cuda:1, mps (default: auto)"},
+    "--data": {"metavar": "ROOT", "help": "data root (default: $MRFQUANT_DATA, or ~/.cache/mrfquant/data)"},
+    "--wandb": {"choices": ["online", "offline", "disabled"]},
+    "--json": {"metavar": "FILE", "type": writable, "help": "write the figures there, too"},
+    "--markdown": {"metavar": "FILE", "type": writable, "help": "write the tables there, too"},
+    "--png": {"metavar": "FILE", "type": writable},
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """The arguments of one command: usage, a paragraph, the arguments, examples, exit status.
+
+    Args:
+        name: of the command's module. about: the paragraph. examples: what to type after the command's name.
+    """
+
+    def __init__(self, name: str, about: str, examples: Sequence[str], exits: str = EXITS) -> None:
+        prog = f"mrfquant {name}"
+        lines = "\n".join(f"  {prog} {example}".rstrip() for example in examples)
+        super().__init__(
+            prog=prog,
+            description=textwrap.fill(" ".join(about.split()), 100),
+            epilog=f"examples:\n{lines}\n\nexit status: {exits}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def share(self, flag: str, **changes: Any) -> None:
+        """Add a flag that other commands have, too, in the same words, but for the `changes`."""
+        self.add_argument(flag, **{**SHARED[flag], **changes})
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the arguments in the form of all refusals."""
+        said = message.removeprefix("argument ").replace(": ", " ", 1) if message.startswith("argument ") else message
+        self.exit(2, f"error: {said}; see {self.prog} --help\n")
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: a polite kill stops a command as Ctrl-C does."""
+
+
+def run_command(command: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    """Run a command; bad input and failed runs become one sentence on standard error and an exit status."""
+    try:
+        with _terminable():
+            status = command(arguments)
+            sys.stdout.flush()  # here, where a closed pipe is told
+            return status
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RunFailed as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # as in `command | head`: nobody reads any more
+        silence(sys.stdout)
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        print(f"failed: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as error:
+        number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
+        print("interrupted" if number == signal.SIGINT else "terminated", file=sys.stderr)
+        return 128 + number
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Within the block SIGTERM raises `Terminated`; only the main thread may say so."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+class StopRequest:
+    """Within the block, true once Ctrl-C or SIGTERM has asked to stop; asked again, the process stops at once."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __enter__(self) -> StopRequest:
+        self._handlers = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+
+    def __call__(self) -> bool:
+        return self.signal is not None
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,97 @@
+"""mrfquant posterior: networks sampled from the learned distribution over labels, alone and averaged."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from mrfquant.commands.parser import Parser, run_command
+from mrfquant.errors import BadInput
+
+
+def parser() -> Parser:
+    """The command's arguments."""
+    p = Parser(
+        "posterior",
+        """Average networks sampled from the learned distribution over labels, that of the run's best model. Once
+        beta is at its cap every label is decided and all samples are the rounded network: stop the annealing
+        early (a smaller Geometric.cap) for a distribution worth sampling from.""",
+        ["runs/pmf_lenet300_digits-seed0-20260101-120000 --samples 1,5,20"],
+    )
+    p.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished, quantized run")
+    p.add_argument(
+        "--samples",
+        metavar="N,N",
+        default="1,5,20",
+        help="sizes of the ensembles, comma-separated (default: 1,5,20)",
+    )
+    p.share("--seed", help="seed of the samples (default: 0)")
+    p.share("--device")
+    p.share("--data")
+    p.share("--json")
+    return p
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate the rounded network, the one of expected weights and the ensembles; print a table."""
+    try:
+        sizes = sorted({int(size) for size in arguments.samples.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or sizes[0] < 1:
+        raise BadInput(f"--samples {arguments.samples!r}, expected whole numbers above 0, as in 1,5,20")
+    import torch
+    from tqdm import tqdm
+
+    from mrfquant.compute import choose_device
+    from mrfquant.config.gin_files import Config
+    from mrfquant.data import data_root
+    from mrfquant.storage.files import write_json
+    from mrfquant.storage.run_folder import RunFolder
+    from mrfquant.training.evaluation import predict, score
+    from mrfquant.training.experiment import Experiment
+
+    folder = RunFolder.open(arguments.run)
+    config = Config(folder.config)
+    with config.locate_errors():
+        experiment = Experiment(device=choose_device(arguments.device), data_root=data_root(arguments.data))
+        trainer = experiment.trainer()
+    experiment.inference.budget = trainer.iterations
+    best = folder.best()
+    inference = experiment.inference
+    experiment.model.load_state_dict(best["model"])  # batch-norm statistics; the weights follow
+    inference.load_solution(best["solution"])
+    if not inference.labelling.blocks:
+        raise BadInput(f"{folder.path} is not quantized: there is no distribution over labels to sample from")
+
+    data, labels = experiment.dataset, experiment.dataset.test.labels
+
+    def probabilities(weights: AbstractContextManager[None]) -> Any:
+        with weights:
+            return predict(experiment.model, data, data.test, trainer.temperature)
+
+    found = {"rounded": score(probabilities(inference.rounded()), labels)}
+    found["expected weights"] = score(probabilities(nullcontext()), labels)
+    generator = torch.Generator(experiment.device).manual_seed(arguments.seed)
+    total = 0
+    for count in tqdm(range(1, sizes[-1] + 1), desc="sampling", leave=False, disable=None):
+        total = total + probabilities(inference.sampled(generator))
+        if count in sizes:
+            found[f"{count} sampled"] = score(total / count, labels)
+    entropy = inference.diagnostics()["entropy"]
+    print(f"{folder.path}, iteration {inference.iteration:,}: entropy of the labels {entropy:.4f} bits per weight")
+    print(f"{'network':<18}{'test top-1':>12}{'NLL':>10}{'calibration error':>20}")
+    for name, figures in found.items():
+        print(f"{name:<18}{figures['top1']:>10.2f} %{figures['nll']:>10.4f}{100 * figures['ece']:>18.2f} %")
+    if data.stand_in:
+        print("STAND-IN DATA: its figures mean nothing")
+    if arguments.json:
+        write_json(arguments.json, {"entropy": entropy, **found})
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point."""
+    return run_command(run, parser().parse_args(argv))

@@ -1,0 +1,105 @@
+"""mrfquant reproduce: run the cells of the paper's tables and set the results beside the paper's."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from mrfquant.commands.parser import Parser, run_command
+from mrfquant.errors import BadInput
+from mrfquant.reproduction import TABLES, Campaign, Cell, render
+from mrfquant.storage.files import write_text
+
+
+def parser() -> Parser:
+    """The command's arguments."""
+    p = Parser(
+        "reproduce",
+        """Run the cells of the paper's tables and set the results beside the paper's. What is done is kept:
+        interrupted or run again, it goes on where it stopped, inside a run too.""",
+        [
+            "results --rows mnist --seeds 3 --jobs 2",
+            "results --rows cifar10 --methods PMF,BC --scale small",
+            "results --rows mnist --out runs/baselines",
+        ],
+        "0 every cell is done, 1 some failed, 2 bad input, 130 interrupted",
+    )
+    p.add_argument("table", choices=list(TABLES), metavar="TABLE", help=", ".join(TABLES))
+    p.add_argument("--rows", metavar="NAMES", help="data sets or networks, comma-separated (default: all)")
+    p.add_argument("--methods", metavar="NAMES", help="columns, comma-separated (default: all)")
+    p.add_argument("--seeds", metavar="N", type=int, default=1, help="runs of every cell (default: 1)")
+    p.add_argument("--scale", choices=["paper", "small"], default="paper", help="budget (default: paper)")
+    p.share("--jobs", help="cells at a time; they share the cores (default: 1)")
+    p.share("--device")
+    p.add_argument(
+        "--compile", action="store_true", help="train through torch.compile (needs a C++ compiler on the CPU)"
+    )
+    p.share("--data")
+    p.add_argument(
+        "--out", metavar="DIR", type=Path, default=Path("runs/reproduce"), help="of the runs (default: runs/reproduce)"
+    )
+    p.share("--wandb", default="disabled", help="Weights & Biases (default: disabled)")
+    p.share("--smoke")
+    p.share("--markdown")
+    return p
+
+
+def chosen(arguments: argparse.Namespace) -> list[Cell]:
+    """The cells of the table that the arguments ask for."""
+    from mrfquant.config.gin_files import CONFIGS
+
+    cells = TABLES[arguments.table]
+    if arguments.scale == "small":
+        cells = [c for c in cells if (CONFIGS / "small" / f"{c.config}.gin").exists()]
+    if not cells:
+        raise BadInput(f"the table {arguments.table} has no cell at --scale {arguments.scale}: leave that out")
+    cells = _matching(cells, arguments.rows, "--rows", lambda c: (c.dataset, c.model, f"{c.dataset}-{c.model}"))
+    return _matching(cells, arguments.methods, "--methods", lambda c: (c.column,))
+
+
+def _matching(cells: Sequence[Cell], names: str | None, flag: str, of: object) -> list[Cell]:
+    if names is None:
+        return list(cells)
+    wanted = [name.strip().lower() for name in names.split(",")]
+    known = dict.fromkeys(name for cell in cells for name in of(cell))  # type: ignore[operator]
+    for name in wanted:
+        if name not in {k.lower() for k in known}:
+            raise BadInput(f"{flag} {name!r} is not in this table: choose among {', '.join(known)}")
+    return [cell for cell in cells if any(name.lower() in wanted for name in of(cell))]  # type: ignore[operator]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run what is missing, print the table."""
+    for flag in ("seeds", "jobs"):
+        if getattr(arguments, flag) < 1:
+            raise BadInput(f"--{flag} {getattr(arguments, flag)}, expected at least 1")
+    if arguments.out.exists() and not arguments.out.is_dir():
+        raise BadInput(f"--out {arguments.out} is a file: give a folder")
+    cells = chosen(arguments)
+    options = ["--wandb", arguments.wandb, "--device", arguments.device]
+    options += ["--data", arguments.data] if arguments.data else []
+    settings = ["Trainer.compile = True"] if arguments.compile else []
+    campaign = Campaign(
+        cells, arguments.seeds, arguments.scale, arguments.out, arguments.jobs, options, settings, arguments.smoke
+    )
+    total = len(cells) * arguments.seeds
+    done = sum(map(len, campaign.accuracies().values()))
+    print(f"{total} runs, {done} done already", flush=True)
+    failed = 0
+    for outcome in campaign.run():
+        done, what = done + 1, f"{outcome.cell.config} {' '.join(outcome.cell.settings)} seed {outcome.seed}"
+        failed += outcome.accuracy is None
+        result = f"{outcome.accuracy:.2f} %" if outcome.accuracy is not None else f"failed: {outcome.message}"
+        print(f"[{done}/{total}] {' '.join(what.split())}: {result}", flush=True)
+    table = render(cells, campaign.accuracies())
+    data = ", STAND-IN DATA" if arguments.smoke else ""
+    print(f"\nTest top-1 in percent, {arguments.seeds} seed(s), {arguments.scale} scale{data}\n\n{table}")
+    if arguments.markdown:
+        write_text(arguments.markdown, table + "\n")
+    return 1 if failed else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point."""
+    return run_command(run, parser().parse_args(argv))

@@ -1,0 +1,227 @@
+"""mrfquant round: a trained float network to one of few levels, without training."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mrfquant.commands.parser import Parser, run_command
+from mrfquant.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from mrfquant.config.gin_files import Config
+    from mrfquant.rounding import LayerReport, Rounding
+    from mrfquant.storage.run_folder import RunFolder
+    from mrfquant.training.experiment import Experiment
+
+SOLVERS = ["nearest", "gptq", "icm", "mean_field", "tree"]
+
+
+def parser() -> Parser:
+    """The command's arguments."""
+    p = Parser(
+        "round",
+        """Give the weights of a trained float network labels, layer by layer, by inference in the pairwise Markov
+        random field that each layer is: nearest; gptq, greedy with error feedback; icm, from gptq's answers;
+        mean_field, annealed; tree, which goes on from both with moves along the strongest couplings. A layer's
+        energy is half the mean squared change of its outputs. Biases stay as they are.""",
+        [
+            "--run runs/ref_lenet300_mnist-seed0-20260101-120000 --bits 2",
+            "--run RUN --bits 1 --solver mean_field --set 'RoundMeanField.sweeps = 400'",
+            "--weights lenet5.safetensors --gin gin/ref_lenet5_mnist.gin --exclude layers.0.weight",
+        ],
+    )
+    what = p.add_mutually_exclusive_group(required=True)
+    what.add_argument("--run", metavar="RUN", type=Path, help="the folder of a finished float run")
+    what.add_argument("--weights", metavar="FILE", type=Path, help="a state dict (.pt or .safetensors); needs --gin")
+    p.add_argument("--gin", metavar="FILE", help="the configuration that --weights belong to")
+    p.add_argument("--bits", metavar="N", type=int, default=2, help="2^N even levels, scaled by row (default: 2)")
+    p.add_argument("--solver", choices=SOLVERS, default="tree", help="what assigns the labels (default: tree)")
+    p.add_argument("--start", choices=SOLVERS, help="let it start from the answer of this one")
+    p.add_argument("--exclude", metavar="PATTERN", action="append", default=[], help="weights to leave in float")
+    for flag in ("--set", "--import", "--device", "--data"):
+        p.share(flag)
+    p.add_argument("--out", metavar="DIR", type=Path, help="the run's folder (default: a new one under runs/)")
+    return p
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read the float network, round it, test it, write a run folder."""
+    from mrfquant.compute import choose_device
+    from mrfquant.data import data_root
+    from mrfquant.rounding import Rounding
+    from mrfquant.storage.run_folder import RunFolder, new_run_path
+    from mrfquant.training import Console, evaluate
+
+    device, root = choose_device(arguments.device), data_root(arguments.data)
+    trained = _trained(arguments, device, root)
+    before = evaluate(trained.model, trained.dataset, trained.dataset.test)["top1"]
+    config = _config(arguments, _bindings(arguments, trained.model))
+    with config.locate_errors():
+        experiment = _experiment(device, root)
+        rounding = Rounding()
+        config.check_all_used()
+    experiment.model.load_state_dict(trained.model.state_dict())
+    name = f"round_{rounding.solver.name}_{(arguments.run or arguments.weights).stem}"
+    folder = RunFolder.create(arguments.out or new_run_path(Path("runs"), name, experiment.seed), config.text())
+    folder.write_environment(device)
+    folder.write_operative(config.operative())
+    console = Console(folder.log)
+    try:
+        with folder.owned():
+            folder.write_summary(_round(experiment, rounding, folder, before, console.say))
+    except BaseException:  # there is nothing in it to go on from
+        shutil.rmtree(folder.path)
+        raise
+    finally:
+        console.close()
+    return 0
+
+
+def _round(
+    experiment: Experiment, rounding: Rounding, folder: RunFolder, before: float, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Round and test the network, save it; the summary of the run."""
+    from mrfquant.training import evaluate
+
+    who, dataset, labelling = experiment.identity(), experiment.dataset, experiment.labelling
+    say(f"{who['method']}  {who['bits']}-bit {who['model']} on {who['dataset']}")
+    say(f"{who['parameters']:,} parameters, {who['labelled']:,} of them quantized; {rounding.images:,} images")
+    say(f"folder {folder.path}")
+    say(f"{'layer':<34}{'rows x weights':>16}{'energy / gptq':>16}{'labels changed':>16}{'seconds':>9}")
+    began, reports = time.perf_counter(), []
+
+    def report(layer: LayerReport) -> None:
+        reports.append(layer)
+        shape = f"{layer.rows:,} x {layer.n:,}"
+        say(f"{layer.name:<34}{shape:>16}{layer.relative:>16.3f}{layer.changed:>16.1%}{layer.seconds:>9.1f}")
+
+    levels = {name: labelling.block_of(name).levels for name in labelling.labelled.spans}
+    answers = rounding.run(experiment.model, levels, lambda: rounding.batches(dataset), report, say)
+    experiment.inference.assign(answers)
+    seconds = time.perf_counter() - began
+    val, test = (evaluate(experiment.model, dataset, split) for split in (dataset.val, dataset.test))
+    state = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
+    labelling.check_on_levels(state)
+    best = {"iteration": 0, "val_top1": val["top1"], "model": state, "solution": experiment.inference.solution()}
+    folder.checkpoints.save_best(0, best)
+    say("")
+    say(f"test top-1   {test['top1']:.2f} %, float {before:.2f} %{' (STAND-IN DATA)' if dataset.stand_in else ''}")
+    say(f"time         {seconds:.1f} s")
+    say(f"results in   {folder.path}")
+    return {
+        **who,
+        "iterations": 0,
+        "best_iteration": 0,
+        "best_val_top1": val["top1"],
+        "test_top1": test["top1"],
+        "test_top5": test["top5"],
+        "float_test_top1": before,
+        "seconds": seconds,
+        "steps_per_second": 0.0,
+        "layers": [asdict(layer) for layer in reports],
+    }
+
+
+def _config(arguments: argparse.Namespace, bindings: Sequence[str] = ()) -> Config:
+    """The configuration of the trained network, with more settings."""
+    import mrfquant.training.experiment  # noqa: F401 - registers what configurations name
+    from mrfquant.config.gin_files import Config
+    from mrfquant.storage.run_folder import RunFolder
+
+    return Config(RunFolder.open(arguments.run).config if arguments.run else arguments.gin, bindings, arguments.imports)
+
+
+def _experiment(device: torch.device, root: Path) -> Experiment:
+    """The parts that the configuration names; what trains them is read, so that its settings count as used."""
+    from mrfquant.training.experiment import Experiment
+
+    experiment = Experiment(device=device, data_root=root)
+    experiment.trainer()
+    return experiment
+
+
+def _trained(arguments: argparse.Namespace, device: torch.device, root: Path) -> Experiment:
+    """The float network with its weights."""
+    from mrfquant.storage.run_folder import RunFolder
+
+    source = arguments.run or arguments.weights
+    with _config(arguments, arguments.set).locate_errors():
+        experiment = _experiment(device, root)
+    if experiment.labelling.blocks:
+        raise BadInput(f"{source} is quantized already: give a float run, one whose config sets no Labelling.levels")
+    state = RunFolder.open(arguments.run).best()["model"] if arguments.run else _read_weights(arguments.weights)
+    try:
+        experiment.model.load_state_dict(state)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise BadInput(f"{source} does not fit the network of {arguments.gin or source}: {reason}") from None
+    broken = [name for name, tensor in experiment.model.state_dict().items() if not tensor.isfinite().all()]
+    if broken:
+        raise BadInput(f"{source} has values in {broken[0]} that are not finite: give the weights of a working network")
+    return experiment
+
+
+def _read_weights(path: Path) -> Mapping[str, Tensor]:
+    """A state dict; nothing in the file is executed."""
+    import torch
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise BadInput(f"{path} {'is a folder' if path.is_dir() else 'is not there'}: give a .pt or .safetensors file")
+    try:
+        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except Exception as error:  # what a file of something else raises is not documented
+        reason = str(error).split("\n")[0][:100]
+        raise BadInput(f"{path} cannot be read as a .pt or .safetensors file of tensors ({reason})") from None
+    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise BadInput(
+            f"{path} is not a state dict, names with tensors: save it with torch.save(model.state_dict(), ...)"
+        )
+    return state
+
+
+def _bindings(arguments: argparse.Namespace, model: nn.Module) -> list[str]:
+    """The settings that the flags stand for; everything that is no weight of a layer stays free."""
+    from mrfquant.rounding.network import check_can_be_rounded
+
+    weights = [name for name, p in model.named_parameters() if p.requires_grad and p.dim() > 1]
+    idle = [pattern for pattern in arguments.exclude if not any(fnmatchcase(name, pattern) for name in weights)]
+    if idle:
+        raise BadInput(f"--exclude {idle[0]!r} fits no weight; there are {', '.join(weights)}")
+    kept = [name for name in weights if not any(fnmatchcase(name, pattern) for pattern in arguments.exclude)]
+    if not kept:
+        raise BadInput("--exclude leaves no weight to round")
+    check_can_be_rounded(model, kept)
+    free = [name for name, p in model.named_parameters() if p.requires_grad and name not in kept]
+    return [
+        "Experiment.inference = @Rounded",
+        f"Rounded.solver = {arguments.solver!r}",
+        f"Rounding.solver = {arguments.solver!r}",
+        *([f"Rounding.start = {arguments.start!r}"] if arguments.start else []),
+        "Labelling.levels = @uniform()",
+        f"uniform.bits = {arguments.bits}",
+        f"Labelling.exclude = {free}",
+        "Labelling.scale = 'channel'",
+        *arguments.set,
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point."""
+    p = parser()
+    arguments = p.parse_args(argv)
+    if arguments.weights and not arguments.gin:
+        p.error("--weights needs --gin FILE, the configuration of the network that they belong to")
+    if arguments.run and arguments.gin:
+        p.error("--run has a configuration of its own: leave out --gin, change settings with --set")
+    return run_command(run, arguments)

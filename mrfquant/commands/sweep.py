@@ -1,0 +1,240 @@
+"""mrfquant sweep: search the settings of a configuration with Optuna, chosen by validation accuracy."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mrfquant.commands.parser import Parser, run_command
+from mrfquant.config.gin_files import Config
+from mrfquant.config.search_space import Dimension, read_space
+from mrfquant.errors import BadInput, RunFailed
+from mrfquant.storage.files import write_text
+
+HEARTBEAT = 5  # seconds; a worker that is silent for three of them is taken for dead
+
+
+def parser() -> Parser:
+    """The command's arguments."""
+    p = Parser(
+        "sweep",
+        """Search the settings of a configuration with Optuna, chosen by validation accuracy; test accuracy plays no
+        role. Every trial is a run in its own folder under --out; trials that fall behind are ended early.
+        Interrupted or given more --trials, the sweep goes on from what its storage holds: a trial that was
+        killed goes on from its last checkpoint. The best trial's configuration is written to best.gin, which
+        runs as it is.""",
+        ["--gin gin/pmf_lenet300_mnist.gin --space gin/spaces/pmf.space --trials 20 --jobs 2"],
+    )
+    p.add_argument("--gin", metavar="FILE", required=True, help="the configuration to start from")
+    p.add_argument("--space", metavar="FILE", type=Path, required=True, help="what to vary, as gin/spaces/pmf.space")
+    p.add_argument("--trials", metavar="N", type=int, required=True, help="trials in all, over workers and sessions")
+    p.share("--set")
+    p.share("--import")
+    p.share("--seed", help="seed of every trial and of the search (default: 0)")
+    p.share("--jobs", help="workers; they share the cores (default: 1)")
+    p.add_argument("--out", metavar="DIR", type=Path, help="the sweep's folder (default: runs/sweep-<config>)")
+    p.add_argument("--storage", metavar="URL", help="Optuna storage (default: sqlite in the sweep's folder)")
+    p.share("--device")
+    p.share("--data")
+    p.share("--wandb", default="disabled", help="Weights & Biases (default: disabled)")
+    p.share("--smoke")
+    p.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    return p
+
+
+def open_study(arguments: argparse.Namespace) -> Any:
+    """The study in the storage, made if it is not there yet."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    try:
+        storage = optuna.storages.RDBStorage(
+            arguments.storage,
+            heartbeat_interval=HEARTBEAT,
+            grace_period=3 * HEARTBEAT,
+            heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
+            engine_kwargs={"connect_args": {"timeout": 60}} if arguments.storage.startswith("sqlite") else None,
+        )
+    except Exception as error:  # whatever the database's driver raises
+        raise BadInput(f"cannot open the storage {arguments.storage}: {str(error).splitlines()[0]}") from None
+    return optuna.create_study(
+        study_name=Path(arguments.gin).stem,
+        storage=storage,
+        direction="maximize",
+        load_if_exists=True,
+        sampler=optuna.samplers.TPESampler(seed=arguments.seed + 1000 * (arguments.worker or 0), constant_liar=True),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
+    )
+
+
+def run_trial(trial: Any, space: Sequence[Dimension], arguments: argparse.Namespace) -> float:
+    """Train with the settings that the trial proposes; the best validation accuracy is its value."""
+    import optuna
+
+    from mrfquant.commands import run as runs
+    from mrfquant.storage.run_folder import RunFolder
+    from mrfquant.training import Collector
+
+    class Report(Collector):
+        """Tells Optuna how the trial does, and ends it when Optuna says so."""
+
+        def record(self, iteration: int, values: Any) -> None:
+            if "val_top1" in values:
+                trial.report(values["val_top1"], iteration)
+                if trial.should_prune():
+                    raise optuna.TrialPruned
+
+    # A trial that was killed is tried again under a new number, with the same settings: it goes on in the same folder.
+    frozen = trial.study.get_trials(deepcopy=False)[trial.number]
+    first = optuna.storages.RetryHeartbeatStaleTrialCallback.retried_trial_number(frozen)
+    folder = arguments.out / f"trial-{trial.number if first is None else first:04d}"
+    chosen = [f"{dimension.binding} = {dimension.suggest(trial)!r}" for dimension in space]
+    trial.set_user_attr("folder", str(folder))
+    common = ["--wandb", arguments.wandb, "--device", arguments.device]
+    common += ["--data", arguments.data] if arguments.data else []
+    if (folder / "config.gin").exists():
+        what = ["--resume", str(folder)]
+    else:
+        bindings = [word for binding in [*arguments.set, *chosen] for word in ("--set", binding)]
+        what = ["--gin", arguments.gin, *bindings, "--seed", str(arguments.seed), "--out", str(folder)]
+        what += [word for module in arguments.imports for word in ("--import", module)]
+        what += ["--smoke"] if arguments.smoke else []
+    try:
+        status = runs.run(runs.parser().parse_args([*what, *common]), [Report()])
+    except RunFailed:  # the settings were no good, as when the loss becomes infinite
+        raise optuna.TrialPruned from None
+    if status:
+        raise KeyboardInterrupt  # the run was asked to stop, and so is the sweep
+    return RunFolder(folder).summary()["best_val_top1"]
+
+
+def work(arguments: argparse.Namespace) -> int:
+    """Run trials until the study has enough of them: what a worker does."""
+    import optuna
+
+    space, study = read_space(arguments.space), open_study(arguments)
+    while len(ended(study)) < arguments.trials:
+        optuna.storages.fail_stale_trials(study)  # those of workers that died; each comes again
+        running = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+        if len(ended(study)) + len(running) >= arguments.trials:
+            time.sleep(1)  # until they end, or turn out to be dead
+            continue
+        mine: list[int] = []
+
+        def objective(trial: Any, mine: list[int] = mine) -> float:
+            mine.append(trial.number)
+            return run_trial(trial, space, arguments)
+
+        try:
+            study.optimize(objective, n_trials=1)
+        except KeyboardInterrupt:
+            retry = optuna.storages.RetryHeartbeatStaleTrialCallback()
+            for number in mine:
+                retry(study, study.get_trials(deepcopy=False)[number])
+            return 130
+    return 0
+
+
+def ended(study: Any) -> list[Any]:
+    """The trials that were trained to the end or pruned."""
+    from optuna.trial import TrialState
+
+    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+
+
+def lead(arguments: argparse.Namespace) -> int:
+    """Start the workers, tell how their trials end, write the best one's configuration."""
+    for flag in ("trials", "jobs"):
+        if getattr(arguments, flag) < 1:
+            raise BadInput(f"--{flag} {getattr(arguments, flag)}, expected at least 1")
+    read_space(arguments.space)
+    import mrfquant.training.experiment  # noqa: F401 - the names in the configuration
+
+    # A mistake in it is found here, not by every worker.
+    config = Config(arguments.gin, arguments.set, arguments.imports)
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot make the folder {arguments.out}: {error.strerror}; give another --out") from None
+    study = open_study(arguments)
+    asked = {"config": config.text(), "space": arguments.space.read_text()}
+    asked |= {"smoke": arguments.smoke, "seed": arguments.seed}
+    if study.user_attrs.setdefault("asked", asked) != asked:
+        raise BadInput(f"{arguments.storage} holds a sweep of other settings, space or seed: give another --out")
+    study.set_user_attr("asked", asked)
+    told = {trial.number for trial in ended(study)}
+    print(f"{arguments.trials} trials, {len(told)} ended already; in {arguments.out}", flush=True)
+    workers = [start_worker(arguments, number) for number in range(arguments.jobs)]
+    try:
+        while True:
+            alive = [worker for worker in workers if worker.poll() is None]
+            for trial in ended(study):
+                if trial.number not in told:
+                    told.add(trial.number)
+                    print(f"[{len(told)}/{arguments.trials}] {describe(trial)}", flush=True)
+            if not alive:
+                break
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.wait()
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    if failed := [worker for worker in workers if worker.returncode]:
+        lines = (arguments.out / f"worker-{workers.index(failed[0])}.log").read_text().strip().splitlines()
+        raise RunFailed(f"a worker ended early: {lines[-1] if lines else 'it said nothing'}")
+    if not any(trial.state.name == "COMPLETE" for trial in ended(study)):
+        raise RunFailed(f"no trial was trained to the end: see {arguments.out / 'worker-0.log'}")
+    best = study.best_trial
+    write_text(arguments.out / "best.gin", (Path(best.user_attrs["folder"]) / "config.gin").read_text())
+    print(f"best: {describe(best)}\nit runs again with: mrfquant run --gin {arguments.out / 'best.gin'}")
+    return 0
+
+
+def start_worker(arguments: argparse.Namespace, number: int) -> subprocess.Popen[bytes]:
+    """A worker in a process of its own, with its share of the cores, talking to its log."""
+    words = [*arguments.words, "--worker", str(number), "--out", str(arguments.out), "--storage", arguments.storage]
+    threads = max(1, (os.cpu_count() or 1) // arguments.jobs)
+    with open(arguments.out / f"worker-{number}.log", "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "mrfquant", "sweep", *words],
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def describe(trial: Any) -> str:
+    """A trial in a line: validation accuracy and settings."""
+    values = list(trial.intermediate_values.values())
+    figure = (
+        f"val {trial.value:.2f} %" if trial.state.name == "COMPLETE" else f"pruned at {max(values, default=0):.2f} %"
+    )
+    settings = ", ".join(f"{k} = {v:.6g}" if isinstance(v, float) else f"{k} = {v}" for k, v in trial.params.items())
+    return f"trial {trial.number}: {figure}  {settings}"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Lead or work."""
+    arguments.out = arguments.out or Path("runs") / f"sweep-{Path(arguments.gin).stem}"
+    arguments.storage = arguments.storage or f"sqlite:///{arguments.out / 'study.db'}"
+    return lead(arguments) if arguments.worker is None else work(arguments)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point."""
+    arguments = parser().parse_args(argv)
+    arguments.words = sys.argv[1:] if argv is None else argv  # for the workers
+    return run_command(run, arguments)

@@ -1,0 +1,154 @@
+"""mrfquant uai-table: every solver on every field of a folder, against the results that lie beside them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrfquant.commands.parser import Parser, run_command
+from mrfquant.errors import BadInput, RunFailed
+from mrfquant.storage.files import write_text
+
+if TYPE_CHECKING:
+    from mrfquant.mrf import FactorGraph, Result
+
+EXACT = ("junction_tree", "enumeration")
+
+
+@dataclass
+class Entry:
+    """What one solver found on one field: mean absolute error of its marginals, and the energy of its labelling."""
+
+    error: float | None
+    energy: float
+    seconds: float
+
+
+def parser() -> Parser:
+    """The command's arguments."""
+    p = Parser(
+        "uai-table",
+        """Run every solver on every UAI field of a folder and compare with the references. For every NAME.uai in
+        the folder NAME.uai.evid is the evidence and NAME.uai.MAR, NAME.uai.MAP are the references, where they
+        exist. The gap of a labelling is its energy less the lowest that anybody found, the reference included;
+        'none' means that only forbidden labellings were found, 'refused' that the solver cannot do this field.""",
+        ["fields/ --seconds 20 --markdown table.md"],
+        "0 done, 1 a field or a solver on it was refused, 2 bad input, 130 interrupted",
+    )
+    p.add_argument("folder", metavar="DIR", type=Path, help="a folder of UAI files")
+    p.add_argument("--solvers", metavar="NAMES", help="names of gin/mrf/, comma-separated (default: all approximate)")
+    p.add_argument("--seconds", metavar="N", type=float, default=20.0, help="for each start of a solver (default: 20)")
+    p.share("--seed", help="seed of the first start (default: 0)")
+    p.share("--markdown")
+    return p
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run them all, print a line each, then the tables."""
+    from mrfquant.config.gin_files import CONFIGS
+
+    models = sorted(arguments.folder.glob("*.uai"))
+    if not models:
+        raise BadInput(f"{arguments.folder} holds no file NAME.uai")
+    if not 0 < arguments.seconds < math.inf:
+        raise BadInput(f"--seconds {arguments.seconds}, expected a number above 0")
+    known = sorted(file.stem for file in CONFIGS.glob("mrf/*.gin"))
+    names = [n.strip() for n in (arguments.solvers or ",".join(n for n in known if n not in EXACT)).split(",")]
+    for name in names:
+        if name not in known:
+            raise BadInput(f"--solvers {name!r}, expected names among {', '.join(known)}")
+    found: dict[str, dict[str, Entry]] = {}
+    lowest: dict[str, float] = {}
+    refusals: list[str] = []
+
+    def refuse(what: str, error: BadInput) -> None:
+        refusals.append(what)
+        print(f"{what}: refused: {error}", file=sys.stderr, flush=True)
+
+    for model in models:
+        try:
+            found[model.stem], reference = _solve_with_all(model, names, arguments.seconds, arguments.seed, refuse)
+        except BadInput as error:
+            refuse(model.stem, error)
+            continue
+        lowest[model.stem] = min([reference, *(entry.energy for entry in found[model.stem].values())])
+    text = "\n\n".join(
+        [
+            "Mean absolute error of the marginals:\n\n" + _table(found, names, _error),
+            "Gap of the labelling's energy:\n\n" + _table(found, names, lambda m, e: _gap(e, lowest[m])),
+            "Seconds:\n\n" + _table(found, names, lambda m, e: f"{e.seconds:.1f}"),
+        ]
+    )
+    print(f"\n{text}")
+    if arguments.markdown:
+        write_text(arguments.markdown, text + "\n")
+    if refusals:
+        raise RunFailed(f"refused were {', '.join(refusals)}; the tables have the rest")
+    return 0
+
+
+def _solve_with_all(
+    model: Path, names: list[str], seconds: float, seed: int, refuse: Callable[[str, BadInput], None]
+) -> tuple[dict[str, Entry], float]:
+    """What each solver found, without those that refuse the field; and the energy of the reference."""
+    import torch
+
+    from mrfquant.commands.infer import read_reference
+    from mrfquant.config.gin_files import Config
+    from mrfquant.mrf import solve, uai
+
+    def beside(ending: str) -> Path | None:
+        path = model.with_name(model.name + ending)
+        return path if path.exists() else None
+
+    graph = uai.read_model(model)
+    evidence = uai.read_evidence(path) if (path := beside(".evid")) else {}
+    marginals = graph.flat(read_reference("mar", path, graph)) if (path := beside(".MAR")) else None
+    labelling = read_reference("map", path, graph) if (path := beside(".MAP")) else None
+    reference = math.inf if labelling is None else graph.energy(torch.tensor(labelling)).item()
+    entries = {}
+    for name in names:
+        try:
+            with Config(f"mrf/{name}.gin", [f"solve.seconds = {seconds}"]).locate_errors():
+                result = solve(graph, evidence=evidence, seed=seed)
+        except BadInput as error:
+            refuse(f"{model.stem}, {name}", error)
+            continue
+        entries[name] = _entry(result, graph, marginals)
+        error = "" if entries[name].error is None else f", marginals off by {entries[name].error:.4f}"
+        print(f"{model.stem}, {name}: energy {result.energy:.4f}{error}, {result.seconds:.1f} s", flush=True)
+    return entries, reference
+
+
+def _entry(result: Result, graph: FactorGraph, marginals: object) -> Entry:
+    error = None if marginals is None else (result.marginals - marginals).abs().mean().item()
+    return Entry(error, result.energy, result.seconds)
+
+
+def _error(model: str, entry: Entry) -> str:
+    return "-" if entry.error is None else f"{entry.error:.4f}"
+
+
+def _gap(entry: Entry, lowest: float) -> str:
+    if math.isinf(entry.energy):
+        return "none"
+    gap = entry.energy - lowest
+    return "0" if gap < 1e-6 else f"{gap:.3g}"
+
+
+def _table(found: dict[str, dict[str, Entry]], names: list[str], text: Callable[[str, Entry], str]) -> str:
+    lines = ["| | " + " | ".join(n.replace("_", " ") for n in names) + " |", "| --- |" + " --- |" * len(names)]
+    for model, entries in found.items():
+        cells = [text(model, entries[n]) if n in entries else "refused" for n in names]
+        lines.append(f"| {model} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point."""
+    return run_command(run, parser().parse_args(argv))

@@ -1,0 +1,168 @@
+"""Where a run computes: its device, and the processes that train one network together.
+
+Each process computes on its part of every batch, all hold the same labels:
+
+    torchrun --nproc_per_node=2 -m mrfquant run --gin gin/pmf_lenet300_mnist.gin
+
+A step averages one vector of m gradients, whatever the number of labels, and every process then takes the same step.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mrfquant.errors import BadInput, RunFailed
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """'auto' takes CUDA, then MPS, then the CPU; a device that is not there is refused."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, ImportError, NotImplementedError):
+        there = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        there += ["mps"] if torch.backends.mps.is_available() else []
+        raise BadInput(f"there is no device {name!r} here: choose auto or one of {', '.join(there)}") from None
+    return device
+
+
+class Team:
+    """This process and its peers; alone, every operation is free."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
+        self.rank, self.world_size = rank, world_size
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes and speaks."""
+        return self.rank == 0
+
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by its mean over the processes, in place."""
+        if self.world_size > 1:
+            for tensor in tensors:
+                if tensor.numel():
+                    self._reduce(tensor)
+                    tensor.div_(self.world_size)
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum over the processes, in the place of `tensor`."""
+        if self.world_size > 1:
+            self._reduce(tensor)
+        return tensor
+
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Whether the flag is set in one of the processes. Waits for the device."""
+        return flag if self.world_size == 1 else bool(self.total(torch.tensor(float(flag), device=device)).item())
+
+    def agree(self, text: str) -> str:
+        """The leader's text, in every process."""
+        texts = [text]
+        if self.world_size > 1:
+            dist.broadcast_object_list(texts)
+        return texts[0]
+
+    def _reduce(self, tensor: Tensor) -> None:
+        dist.all_reduce(tensor)
+
+
+@contextmanager
+def noticing_lost_peers() -> Iterator[None]:
+    """Within the block, an error because another process is gone ends the run with a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            raise RunFailed("another process of the run is gone: resume it from its last checkpoint") from None
+        raise
+
+
+def join_team(device: torch.device) -> tuple[Team, torch.device]:
+    """The team that torchrun has started this process in, and the device that is its own; alone without torchrun."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size == "1":
+        return Team(), device
+    if missing := [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise BadInput(
+            f"WORLD_SIZE = {size} says that there are other processes, but {', '.join(missing)} is not set: "
+            "start the run with torchrun, or unset WORLD_SIZE"
+        )
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return Team(dist.get_rank(), dist.get_world_size()), device
+
+
+def exit_process(status: int) -> None:
+    """End this process, if it belongs to a team, when nothing is left to do.
+
+    Threads of the group can let go of the last operation's tensors only while there is an interpreter: they would abort
+    a process that takes it down now and then, after all its work is done.
+    """
+    if dist.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
+    """Batch norm over the whole batch instead of each process's part of it."""
+    if device.type == "cuda":
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.__class__ = _SynchronisedBatchNorm
+    return model
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over the processes; its gradient is again one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    backward = forward  # of every process's loss, with respect to this process's x
+
+
+class _SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """What torch's SyncBatchNorm computes, for devices that it does not support."""
+
+    def _check_input_dim(self, x: Tensor) -> None:
+        """Any number of dimensions after (batch, channel)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        dims = [0, *range(2, x.dim())]
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        count = x.numel() // x.shape[1] * dist.get_world_size()
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # sums of bfloat16 would round
+        mean = _Sum.apply(wide.sum(dims)) / count
+        centred = wide - mean.view(shape)
+        variance = _Sum.apply((centred * centred).sum(dims)) / count
+        if self.track_running_stats:
+            with torch.no_grad():
+                self.num_batches_tracked += 1
+                momentum = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+                self.running_mean.lerp_(mean, momentum)
+                self.running_var.lerp_(variance * count / (count - 1), momentum)
+        y = centred * torch.rsqrt(variance + self.eps).view(shape)
+        if self.weight is not None:
+            y = y * self.weight.view(shape) + self.bias.view(shape)
+        return y.to(x.dtype)

@@ -1,0 +1,1 @@
+"""Configuration: gin files, the settings of parts, plug-ins, search spaces."""

@@ -1,0 +1,187 @@
+"""Reading gin files for people: every mistake is told with its place, and no binding is silently without effect."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gin
+from gin.config_parser import BindingStatement, ConfigParser, ImportStatement, IncludeStatement, ParserDelegate
+
+from mrfquant.config.plugins import import_installed_plugins, import_plugin
+from mrfquant.errors import BadInput
+
+PACKAGE = Path(__file__).parent.parent
+# The configs lie beside the package in a checkout and inside it when it was installed from a wheel.
+CONFIGS = next((f for f in (PACKAGE.parent / "gin", PACKAGE / "configs") if f.is_dir()), PACKAGE.parent / "gin")
+STATE = ("_CONFIG", "_OPERATIVE_CONFIG", "_SINGLETONS", "_IMPORTS")  # what gin knows of the files it has read
+
+
+@contextmanager
+def isolated_gin() -> Iterator[None]:
+    """Whatever configuration is read within the block, gin is afterwards as it was before."""
+    state = gin.config
+    kept = {name: copy.deepcopy(getattr(state, name)) for name in STATE}
+    prefixes, locked = list(state._LOCATION_PREFIXES), gin.config_is_locked()
+    try:
+        yield
+    finally:
+        with gin.unlock_config():
+            for name, value in kept.items():
+                getattr(state, name).clear()
+                getattr(state, name).update(value)
+        state._LOCATION_PREFIXES[:] = prefixes
+        state._set_config_is_locked(locked)
+
+
+class Config:
+    """The configuration read from a gin file, `--set` bindings and `--import` modules; gin itself holds the values.
+
+    Reading starts from an empty configuration. A gin file may `import` modules: it is code, run only files you trust.
+    """
+
+    def __init__(self, file: str | os.PathLike[str], bindings: Sequence[str] = (), imports: Sequence[str] = ()) -> None:
+        gin.clear_config()
+        import_installed_plugins()
+        self.file = _find(Path(file))
+        self._places: dict[str, str] = {}  # 'scope/Name.parameter' or 'macro' -> where it was bound last
+        # Absolute: gin would take a relative folder for a Python package.
+        gin.config._LOCATION_PREFIXES[:] = [str(f.resolve()) for f in (Path(), self.file.parent, CONFIGS)]
+        for module in imports:
+            import_plugin(module, "--import")
+            gin.parse_config(f"import {module}")  # so that the configuration as text has it
+        _parse(lambda: self._survey(self.file), f"config {_short(self.file)}")
+        _parse(lambda: gin.parse_config_file(str(self.file)), f"config {_short(self.file)}")
+        for binding in bindings:
+            if "\n" in binding or "=" not in binding:
+                raise BadInput(f"--set {binding!r} is not a binding: write it as --set 'Name.parameter = value'")
+            _parse(lambda binding=binding: gin.parse_config([binding]), f"--set {binding!r}")
+            for s in ConfigParser(binding, _Names()):
+                self._places[_binding(s.scope, s.selector, s.arg_name)] = f"--set {binding!r}"
+        _parse(gin.finalize, f"config {_short(self.file)}")
+
+    def text(self) -> str:
+        """The configuration as asked for, includes expanded: a gin file of its own."""
+        return gin.config_str()
+
+    def operative(self) -> str:
+        """Every parameter that was used so far with its value, defaults too: a gin file of its own."""
+        return gin.operative_config_str()
+
+    @contextmanager
+    def locate_errors(self) -> Iterator[None]:
+        """Errors of the parts built within the block say where the setting they are about was bound."""
+        try:
+            yield
+        except BadInput as error:
+            sentence = str(error).split("\n  In call to configurable")[0]  # gin's addition
+            about = error.binding  # 'Name.parameter', or 'Name' for all of its settings
+            places = [p for name, p in self._places.items() if about and about in (name, name.rpartition(".")[0])]
+            raise BadInput(f"{sentence} (bound at {', '.join(places)})" if places else sentence) from None
+
+    def check_all_used(self) -> None:
+        """Refuse bindings that nothing read. Call it when every part is built and before the work starts."""
+        used = gin.config._OPERATIVE_CONFIG
+        for (scope, selector), parameters in gin.config._CONFIG.items():
+            for parameter in parameters:
+                readers = [s for (s, sel), values in used.items() if sel == selector and parameter in values]
+                if not any(s == scope or not scope or s.startswith(f"{scope}/") for s in readers):
+                    name = scope if selector == "gin.macro" else _binding(scope, selector, parameter)
+                    raise BadInput(
+                        f"{name} is bound at {self._places.get(name, _short(self.file))}, but nothing in this run "
+                        "reads it: remove it, or name the part it belongs to"
+                    )
+
+    def _survey(self, file: Path) -> None:
+        """Note where everything is bound and import the modules asked for, in the order that gin will read."""
+        with open(file) as text:
+            for statement in ConfigParser(text, _Names()):
+                place = f"{_short(file)}:{statement.location.line_num}"
+                if isinstance(statement, IncludeStatement):
+                    files = [Path(prefix) / statement.filename for prefix in gin.config._LOCATION_PREFIXES]
+                    for found in [f for f in files if f.exists()][:1]:  # gin tells if there is none
+                        self._survey(found)
+                elif isinstance(statement, BindingStatement):
+                    self._places[_binding(statement.scope, statement.selector, statement.arg_name)] = place
+                elif isinstance(statement, ImportStatement) and not statement.module.startswith("__gin__"):
+                    import_plugin(statement.module, place)
+
+
+class _Names(ParserDelegate):
+    """Reads references as text, whether or not there is anything of that name."""
+
+    def configurable_reference(self, name: str, evaluate: bool) -> str:
+        return name
+
+    def macro(self, name: str) -> str:
+        return name
+
+
+def _binding(scope: str, selector: str, parameter: str) -> str:
+    """'scope/Name.parameter', without the modules that gin may put before a name; a macro is its bare name."""
+    name = selector.rpartition(".")[2]
+    return (f"{scope}/" if scope else "") + (f"{name}.{parameter}" if parameter else name)
+
+
+def nested_settings() -> dict[str, dict[str, Any]]:
+    """The operative settings as {"scope/Name": {parameter: value}}, values as gin writes them."""
+    settings: dict[str, dict[str, Any]] = {}
+    for (scope, selector), parameters in gin.config._OPERATIVE_CONFIG.items():
+        if parameters and selector != "gin.macro":
+            name = "/".join(filter(None, [scope, selector.rpartition(".")[2]]))
+            plain = (bool, int, float, str, type(None))
+            settings[name] = {k: v if isinstance(v, plain) else repr(v) for k, v in parameters.items()}
+    return settings
+
+
+def _find(file: Path) -> Path:
+    """The file as given, or among the package's own configs, by its path from the top or by its bare name."""
+    for candidate in (file, CONFIGS.parent / file, CONFIGS / file, CONFIGS / f"{file}.gin"):
+        if candidate.is_file():
+            return candidate
+    near = difflib.get_close_matches(file.stem, [f.stem for f in CONFIGS.glob("*.gin")], n=1)
+    hint = f"did you mean {CONFIGS.name}/{near[0]}.gin?" if near else f"the configs that come along are in {CONFIGS}"
+    raise BadInput(f"there is no config file {file}: {hint}")
+
+
+def _parse(parse: Any, what: str) -> None:
+    """Run gin's parser and turn its errors into one sentence that keeps the place."""
+    logging.disable(logging.ERROR)  # gin logs each search path without the file as an error, found or not
+    try:
+        parse()
+    except BadInput:
+        raise
+    except (SyntaxError, ValueError, OSError, ImportError, RuntimeError, TypeError, AttributeError, KeyError) as error:
+        text = " ".join(str(error).split())
+        found = re.search(r'In (?:file "([^"]+)"|bindings string),? line (\d+)', text)
+        place = f"{_short(Path(found[1]))}:{found[2]}" if found and found[1] else what
+        if isinstance(error, SyntaxError):
+            place = f"{_short(Path(error.filename))}:{error.lineno}" if error.filename else what
+            message = error.msg
+        else:
+            message = text[: found.start()].strip() if found else text
+        if macro := re.match(r"No bindings specified for '(.+)/gin.macro'", message):
+            message = f"%{macro[1]} is used and nowhere defined"
+        unknown = re.match(r"No configurable matching '([^']+)'", message)
+        near = difflib.get_close_matches(unknown[1], _known_names(), n=1) if unknown else []
+        hint = f"did you mean {near[0]!r}?" if near else ""
+        raise BadInput(f"{place}: {message.rstrip('.:')}{'; ' + hint if hint else ''}") from None
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _known_names() -> list[str]:
+    return [selector.rpartition(".")[2] for selector in gin.config._REGISTRY._selector_map]
+
+
+def _short(path: Path) -> str:
+    """The path from the working folder where that is shorter."""
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(str(path)) else str(path)

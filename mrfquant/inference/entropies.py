@@ -1,0 +1,128 @@
+"""Entropies: which distribution over labels u stands for, and so which map takes auxiliary variables to u."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from mrfquant.config.settings import NonNegative, configurable
+from mrfquant.energies import Energy, PairwiseEnergy
+from mrfquant.energies.pairwise import LayerCurvature
+from mrfquant.errors import BadInput
+from mrfquant.labelling import Block
+from mrfquant.pairwise.trees import SpanningTree
+from mrfquant.projections import Projection, Softmax
+
+
+class Entropy(ABC):
+    """H in argmax over u of <ũ, u> + H(u) / beta."""
+
+    @abstractmethod
+    def projection(self, block: Block, softmax: Softmax, energy: Energy) -> Projection:
+        """The map from ũ to that u for the variables of a block; `softmax` is what it is without interactions."""
+
+
+@configurable
+class TreeEntropy(Entropy):
+    """The entropy of a distribution that is exact on a spanning tree of each layer's strongest couplings.
+
+    u = P(beta ũ) are the marginals of p(labels) ∝ exp(beta (sum of ũ - sum over tree edges of C_ij w_i w_j)), by
+    sum-product; couplings off the tree act through the gradient only, at the means (structured mean-field). The
+    couplings are those of `PairwiseEnergy`; where there are none, P is softmax.
+
+    Args:
+        strength: multiplies the couplings. 1 is right where ũ is in units of the loss, as in `MeanField`; the scale of
+            variables that an optimizer drives is its own.
+    """
+
+    def __init__(self, strength: NonNegative = 1.0) -> None:
+        self.strength = strength
+
+    def projection(self, block: Block, softmax: Softmax, energy: Energy) -> Projection:
+        if not isinstance(energy, PairwiseEnergy):
+            raise BadInput(
+                f"TreeEntropy needs the couplings of a PairwiseEnergy, the energy is {type(energy).__name__}: set "
+                "energy = @PairwiseEnergy(), or leave the entropy out"
+            )
+        return TreeSoftmax(block, softmax, energy, self.strength)
+
+
+class TreeSoftmax(Projection):
+    """Softmax, but for layers with curvature the marginals of the tree; an approximate Jacobian stays softmax's own."""
+
+    def __init__(self, block: Block, softmax: Softmax, energy: PairwiseEnergy, strength: float) -> None:
+        self.block, self.softmax, self.energy, self.strength = block, softmax, energy, strength
+
+    def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+        marginals = [(layer, self._marginals(layer, aux, beta)) for layer in self._layers()]
+        out = self.softmax.planes(aux, beta, out)
+        for layer, u in marginals:
+            for plane, values in zip(out, u, strict=True):
+                layer.write(plane, values)
+        return out
+
+    def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+        marginals = [(layer, self._marginals(layer, torch.stack([-aux, aux]), beta)) for layer in self._layers()]
+        out = self.softmax.pair(aux, beta, out)
+        for layer, u in marginals:
+            layer.write(out, u[1] - u[0])
+        return out
+
+    def planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
+        products = [(layer, self._product(layer, g, aux, beta)) for layer in self._exact_layers()]
+        out = self.softmax.planes_vjp(u, g, beta, aux)
+        for layer, product in products:
+            for plane, values in zip(out, product, strict=True):
+                layer.write(plane, values)
+        return out
+
+    def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
+        both, gradient = torch.stack([-aux, aux]), torch.stack([-delta, delta])
+        products = [(layer, self._product(layer, gradient, both, beta)) for layer in self._exact_layers()]
+        out = self.softmax.pair_vjp(t, delta, beta, aux)
+        for layer, product in products:
+            layer.write(out, (product[1] - product[0]) / 2)
+        return out
+
+    def weights_vjp(self, u: Tensor, q: Tensor, w: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
+        if self.softmax.jacobian == "exact":
+            return super().weights_vjp(u, q, w, g, beta, aux)
+        return self.softmax.weights_vjp(u, q, w, g, beta, aux)
+
+    def _layers(self) -> list[LayerCurvature]:
+        return self.energy.curvatures(self.block) if self.strength else []
+
+    def _exact_layers(self) -> list[LayerCurvature]:
+        return self._layers() if self.softmax.jacobian == "exact" else []
+
+    def _marginals(self, layer: LayerCurvature, aux: Tensor, beta: float) -> Tensor:
+        """u of the layer's weights, (d, groups, rows, n), from planes of the block (d, m)."""
+        logits = torch.stack([layer.read(plane) for plane in aux]) * beta
+        parts = [
+            tree.sum_product(part.transpose(1, 2), x, couplings * beta)[0].transpose(1, 2)
+            for part, (tree, x, couplings) in zip(logits.unbind(1), self._fields(layer), strict=True)
+        ]
+        return torch.stack(parts, 1)
+
+    def _product(self, layer: LayerCurvature, g: Tensor, aux: Tensor, beta: float) -> Tensor:
+        """The gradient of <g, u> with respect to ũ, (d, groups, rows, n): the covariances of the tree times g."""
+        with torch.enable_grad():
+            leaf = aux.detach().requires_grad_()
+            u = self._marginals(layer, leaf, beta)
+            gradient = torch.stack([layer.read(plane) for plane in g])
+            (product,) = torch.autograd.grad(u, leaf, gradient)
+        return torch.stack([layer.read(plane) for plane in product])
+
+    def _fields(self, layer: LayerCurvature) -> Iterator[tuple[SpanningTree, Tensor, Tensor]]:
+        """For each group the tree, the values of the labels (d, n or 1, rows or 1) and the couplings (n, rows)."""
+        scales = None if self.block.scale is None else layer.read(self.block.scale)
+        for group, tree in enumerate(layer.trees):
+            parents = torch.tensor(tree.parents, device=layer.a.device).clamp(min=0)
+            edges = layer.a[group].gather(1, parents[:, None])  # (n, 1): A of each variable and its parent
+            x = self.block.q[:, None, None]
+            if scales is not None:
+                x = x * scales[group].T
+            yield tree, x, self.strength * edges * layer.g[group]

@@ -1,0 +1,1 @@
+"""Loops over memory on the CPU, compiled by numba where it is installed."""

@@ -1,0 +1,165 @@
+"""The chains of operations of projections, a few variables at a time, for `mrfquant.kernels.dispatch`; needs numba."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mrfquant.kernels.jit import jit
+
+TILE = 1024  # variables that are done at once: their planes stay in the nearest cache
+# Divides as NumPy does, and may contract a product and a sum into one operation; both let it use vector instructions.
+OPTIONS = {"error_model": "numpy", "fastmath": {"contract"}}
+
+f32, i32 = np.float32, np.int32
+ZERO, ONE, LOWEST, BIAS, MANTISSA = f32(0), f32(1), f32(-127), i32(127), i32(23)
+ROUNDING = f32(1.5 * 2**23)  # a float that is added to it has its integer part in the lowest bits of the sum
+C1, C2, C3, C4, C5, C6 = (f32(math.log(2) ** n / math.factorial(n)) for n in range(1, 7))
+
+
+@jit(**OPTIONS)
+def power_of_two(x):
+    """2^x for x <= 0: below 2^-126 it is 0."""
+    x = LOWEST if x < LOWEST else x  # in this order, what is not a number remains
+    shifted = f32(x + ROUNDING)
+    x = x - (shifted - ROUNDING)  # from -1/2 to 1/2
+    exponent = i32((shifted.view(i32) + BIAS) << MANTISSA)
+    return (ONE + x * (C1 + x * (C2 + x * (C3 + x * (C4 + x * (C5 + x * C6)))))) * exponent.view(f32)
+
+
+@jit(**OPTIONS)
+def largest(x, top, other):
+    """The maximum over the planes of x (d, n) in the first of the two places returned."""
+    n = x.shape[1]
+    top[:n] = x[0]
+    for k in range(1, len(x)):
+        plane = x[k]
+        for j in range(n):  # into another place: in its own it would be a store under a condition, which is slow
+            other[j] = plane[j] if plane[j] > top[j] else top[j]
+        top, other = other, top
+    return top, other
+
+
+@jit(**OPTIONS)
+def softmax(aux, scale, q, out, w, start, stop):
+    """Columns `start` to `stop` of u = 2^(scale (ũ - max ũ)), normalised, and w = q u."""
+    d = len(aux)
+    top, total = np.empty(TILE, f32), np.empty(TILE, f32)
+    for first in range(start, stop, TILE):
+        last = min(first + TILE, stop)
+        n, weights = last - first, w[first:last]
+        top, total = largest(aux[:, first:last], top, total)
+        total[:] = 0
+        for k in range(d):
+            x, y = aux[k, first:last], out[k, first:last]
+            for j in range(n):
+                # The maximum goes before beta is multiplied in: beta times a large ũ may be infinite.
+                y[j] = power_of_two((x[j] - top[j]) * scale)
+                total[j] += y[j]
+        for j in range(n):
+            total[j] = ONE / total[j]
+            weights[j] = 0
+        for k in range(d):
+            y, level = out[k, first:last], q[k]
+            for j in range(n):
+                y[j] *= total[j]
+                weights[j] += y[j] * level
+
+
+@jit(**OPTIONS)
+def tanh(aux, scale, out, start, stop):
+    """t = (1 - h) / (1 + h) for h = 2^(-scale |ã|), with the sign of ã."""
+    x, y = aux[start:stop], out[start:stop]
+    for j in range(len(x)):
+        h = power_of_two(-abs(x[j]) * scale)
+        t = (ONE - h) / (ONE + h)
+        y[j] = -t if x[j] < 0 else t
+
+
+@jit(**OPTIONS)
+def tanh_product(t, delta, factor, share, start, stop):
+    """δ (factor - share t²)."""
+    t, delta = t[start:stop], delta[start:stop]
+    for j in range(len(t)):
+        delta[j] *= factor - share * t[j] * t[j]
+
+
+@jit(**OPTIONS)
+def reference_product(u, q, w, g, beta, start, stop):
+    """beta (I - u uᵀ) q gᵀ = (q - u w) beta g."""
+    for first in range(start, stop, TILE):
+        last = min(first + TILE, stop)
+        w_tile, g_tile = w[first:last], g[first:last]
+        for k in range(len(q)):
+            y, level = u[k, first:last], q[k, 0]
+            for j in range(last - first):
+                y[j] = (level - y[j] * w_tile[j]) * (g_tile[j] * beta)
+
+
+@jit(**OPTIONS)
+def exact_product(u, q, w, g, beta, start, stop):
+    """beta (diag(u) - u uᵀ) q gᵀ = u (q - w) beta g."""
+    for first in range(start, stop, TILE):
+        last = min(first + TILE, stop)
+        w_tile, g_tile = w[first:last], g[first:last]
+        for k in range(len(q)):
+            y, level = u[k, first:last], q[k, 0]
+            for j in range(last - first):
+                y[j] *= (level - w_tile[j]) * (g_tile[j] * beta)
+
+
+@jit(**OPTIONS)
+def sparsemax(aux, beta, out, start, stop):
+    """Columns `start` to `stop` of u = max(z - threshold, 0), z = beta (ũ - max ũ); see `Sparsemax.planes`."""
+    d = len(aux)
+    z = np.empty((d, TILE), f32)
+    threshold, other, total, count = np.empty(TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32)
+    for first in range(start, stop, TILE):
+        last = min(first + TILE, stop)
+        n = last - first
+        threshold, other = largest(aux[:, first:last], threshold, other)
+        for k in range(d):
+            x, y = aux[k, first:last], z[k]
+            for j in range(n):
+                y[j] = (x[j] - threshold[j]) * beta
+        threshold[:] = -np.inf
+        for i in range(d):  # the largest of (sum of those that are at least z_i - 1) / their number: d² operations
+            low = z[i]
+            total[:] = 0
+            count[:] = 0
+            for k in range(d):
+                y = z[k]
+                for j in range(n):
+                    total[j] += y[j] if y[j] >= low[j] else ZERO
+                    count[j] += ONE if y[j] >= low[j] else ZERO
+            for j in range(n):
+                total[j] = (total[j] - ONE) / count[j]
+                other[j] = total[j] if total[j] > threshold[j] else threshold[j]
+            threshold, other = other, threshold
+        for k in range(d):
+            x, y = z[k], out[k, first:last]
+            for j in range(n):
+                share = x[j] - threshold[j]
+                y[j] = ZERO if share < 0 else share
+
+
+@jit(**OPTIONS)
+def sparsemax_product(u, g, beta, start, stop):
+    """beta (g - mean of g where u > 0) where u > 0, 0 elsewhere, into g."""
+    total, count = np.empty(TILE, f32), np.empty(TILE, f32)
+    for first in range(start, stop, TILE):
+        last = min(first + TILE, stop)
+        total[:] = 0
+        count[:] = 0
+        for k in range(len(u)):
+            x, y = u[k, first:last], g[k, first:last]
+            for j in range(last - first):
+                total[j] += y[j] if x[j] > 0 else ZERO
+                count[j] += ONE if x[j] > 0 else ZERO
+        for j in range(last - first):
+            total[j] /= count[j]
+        for k in range(len(u)):
+            x, y = u[k, first:last], g[k, first:last]
+            for j in range(last - first):
+                y[j] = (y[j] - total[j]) * beta if x[j] > 0 else ZERO

@@ -1,0 +1,1 @@
+"""What a run leaves on the disk: files that are whole or absent, checkpoints, the run's folder."""

@@ -1,0 +1,150 @@
+"""pack, eval and inspect as they are typed, and the reader that the format's description shows."""
+
+import json
+import re
+from pathlib import Path
+
+import gin
+import numpy as np
+import pytest
+import torch
+
+import mrfquant
+from mrfquant.commands import eval as evaluation
+from mrfquant.commands import inspect_labels as inspect
+from mrfquant.commands import pack, run
+from mrfquant.labelling import Labelling
+from mrfquant.packing import PackedNetwork, pack_run
+from mrfquant.storage.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Short runs on the embedded digits: two levels, three levels with scales, and float."""
+    folder = tmp_path_factory.mktemp("runs")
+    short = ["--set", "Trainer.iterations = 60", "--set", "Trainer.eval_interval = 30", "--wandb", "disabled"]
+    ternary = ["--set", "Labelling.levels = [-1, 0, 1]", "--set", "Labelling.scale = 'channel'"]
+    ternary += ["--set", "Labelling.exclude = ['*.bias']"]
+    for name, config, more in (
+        ("binary", "pmf_lenet300_digits", []),
+        ("ternary", "pmf_lenet300_digits", ternary),
+        ("float", "ref_lenet300_digits", []),
+    ):
+        assert run.main(["--gin", f"gin/{config}.gin", *short, *more, "--out", str(folder / name)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(("name", "flags"), [("binary", []), ("ternary", ["--base3"])])
+def test_what_was_packed_is_the_best_model(name, flags, runs, tmp_path, capsys):
+    file = tmp_path / "model.safetensors"
+    assert pack.main([str(runs / name), "-o", str(file), *flags]) == 0
+    out = capsys.readouterr().out
+    assert "of the parameters as float32" in out
+    assert ("not packed   layers.1.bias, float: 1,200 bytes" in out) == (name == "ternary")
+    best = RunFolder.open(runs / name).best()["model"]
+    loaded = mrfquant.load(file)
+    for key, tensor in loaded.state_dict().items():
+        assert key.endswith("num_batches_tracked") or torch.equal(tensor, best[key]), key
+    figures = tmp_path / "figures.json"
+    assert evaluation.main([str(file), "--json", str(figures)]) == 0
+    assert evaluation.main([str(file), "--packed"]) == 0
+    out = capsys.readouterr().out
+    summary = RunFolder.open(runs / name).summary()
+    assert json.loads(figures.read_text())["top1"] == pytest.approx(summary["test_top1"])
+    assert out.count(f"test top-1   {summary['test_top1']:.2f} %") == 2
+    assert "images/s on cpu" in out
+
+
+def test_a_network_is_written_as_onnx_too(runs, tmp_path, capsys):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    file, onnx = tmp_path / "model.safetensors", tmp_path / "model.onnx"
+    assert pack.main([str(runs / "binary"), "-o", str(file), "--onnx", str(onnx)]) == 0
+    assert f"{onnx}, {onnx.stat().st_size:,} bytes" in capsys.readouterr().out
+    images = torch.randn(3, 1, 28, 28)
+    (logits,) = runtime.InferenceSession(onnx).run(None, {"images": images.numpy()})
+    with torch.no_grad():
+        expected = mrfquant.load(file)(images)
+    assert torch.allclose(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_inspect_counts_labels(runs, tmp_path, capsys):
+    file, png = tmp_path / "model.safetensors", tmp_path / "labels.png"
+    assert pack.main([str(runs / "binary"), "-o", str(file)]) == 0
+    capsys.readouterr()
+    assert inspect.main([str(file), "--png", str(png)]) == 0
+    from_file = capsys.readouterr().out.splitlines()
+    assert inspect.main([str(runs / "binary")]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == from_file[1:-1]
+    assert png.read_bytes().startswith(b"\x89PNG")
+    weights = mrfquant.load(file).state_dict()["layers.1.weight"]
+    share = 100 * (weights > 0).double().mean().item()
+    (line,) = [line for line in from_file if line.startswith("layers.1.weight")]
+    assert f"{100 - share:.1f} {share:.1f}" in line
+    assert "300x784" in line
+
+
+def test_the_reader_of_the_description_reads(runs, tmp_path, monkeypatch):
+    (reader,) = [
+        s for s in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "packed.md").read_text(), re.S) if "numpy" in s
+    ]
+    assert len([line for line in reader.splitlines() if line.strip()]) <= 25
+    monkeypatch.chdir(tmp_path)
+    for name, flags in (("binary", []), ("ternary", []), ("ternary", ["--base3"])):
+        assert pack.main([str(runs / name), "-o", "model.safetensors", *flags]) == 0
+        found = {}
+        exec(reader, found)  # our own text
+        expected = PackedNetwork.read("model.safetensors").state_dict()
+        assert found["tensors"].keys() == expected.keys()
+        for key, tensor in expected.items():
+            assert np.array_equal(found["tensors"][key], tensor.numpy()), key
+
+
+def test_packing_leaves_gin_and_randomness_alone(runs):
+    gin.clear_config()
+    gin.parse_config(["LeNet5.width = 0.5"])
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    pack_run(runs / "binary")
+    assert torch.equal(torch.rand(3), expected)
+    assert gin.query_parameter("LeNet5.width") == 0.5
+    gin.parse_config(["LeNet5.width = 0.6"])  # not locked
+    assert Labelling(torch.nn.Linear(2, 2)).blocks == []  # the run's levels are not in force
+    gin.clear_config()
+
+
+def test_origins_that_make_no_sense(runs, tmp_path, capsys):
+    network = pack_run(runs / "binary")
+    for origin, message in (
+        ({"dataset": ["digits"]}, "is for the data set ['digits'], known are"),
+        ({"dataset": "digits", "temperature": "x"}, "gives the temperature 'x'"),
+        ({"dataset": "digits", "temperature": 0}, "gives the temperature 0"),
+        ({"dataset": "cifar10", "stand_in": True}, "is for images of another shape than those of cifar10"),
+    ):
+        network.origin = origin
+        network.write(tmp_path / "m")
+        assert evaluation.main([str(tmp_path / "m")]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_bad_input_is_one_sentence_and_status_2(runs, tmp_path, capsys):
+    junk = tmp_path / "junk"
+    junk.write_bytes(b"junk")
+    out = ["-o", str(tmp_path / "m")]
+    for main, arguments, message in (
+        (pack.main, [str(runs / "float"), *out], "is not quantized: there are no labels to pack"),
+        (pack.main, [str(tmp_path), *out], "is not a run"),
+        (pack.main, [str(runs / "binary"), *out, "--base3"], "--base3 is for three levels"),
+        (evaluation.main, [str(junk), "--device", "meta"], "not a whole safetensors file"),
+        (evaluation.main, [str(junk)], "not a whole safetensors file"),
+        (evaluation.main, [str(tmp_path / "none")], "is not there"),
+        (inspect.main, [str(junk)], "not a whole safetensors file"),
+    ):
+        assert main(arguments) == 2, arguments
+        err = capsys.readouterr().err
+        assert err.startswith("error: ")
+        assert message in err
+        assert err.count("\n") == 1

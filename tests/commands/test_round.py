@@ -1,0 +1,195 @@
+"""mrfquant round on the embedded digits: from a float run to a rounded one that packs, and bad input."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from mrfquant.commands import pack, round, run
+from mrfquant.errors import BadInput
+from mrfquant.labelling import LevelSet
+from mrfquant.models import LeNet5
+from mrfquant.rounding import Rounding
+
+
+@pytest.fixture(scope="module")
+def float_run(tmp_path_factory):
+    """A float LeNet-5 on the digits, trained for moments."""
+    path = tmp_path_factory.mktemp("runs") / "float"
+    words = ["--gin", "gin/ref_lenet5_digits.gin", "--set", "Trainer.iterations = 80", "--wandb", "disabled"]
+    assert run.main([*words, "--out", str(path)]) == 0
+    return path
+
+
+def summary(path):
+    return json.loads((path / "summary.json").read_text())
+
+
+def refused(words, capsys, *expected):
+    assert round.main([str(word) for word in words]) == 2
+    told = capsys.readouterr()
+    assert told.err.count("\n") == 1
+    for part in expected:
+        assert part in told.err
+
+
+def test_a_run_is_rounded_tested_and_packed(float_run, tmp_path, capsys):
+    out = tmp_path / "rounded"
+    assert round.main(["--run", str(float_run), "--bits", "2", "--solver", "icm", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "energy / gptq" in printed
+    found = summary(out)
+    assert found["method"] == "ROUND icm"
+    assert found["bits"] == 2
+    assert [layer["name"] for layer in found["layers"]] == [f"layers.{i}.weight" for i in (0, 4, 9, 12)]
+    assert all(layer["relative"] <= 1 for layer in found["layers"])
+    assert found["test_top1"] > found["float_test_top1"] - 10
+    best = torch.load(out / "checkpoints" / "best-00000000.pt", weights_only=True)["model"]
+    for row in best["layers.4.weight"]:
+        assert len(row.unique()) <= 4
+    assert pack.main([str(out), "-o", str(tmp_path / "model.safetensors")]) == 0
+    assert "layers.0.bias, float" in capsys.readouterr().out
+
+
+def test_weights_from_a_file_and_a_layer_left_out(float_run, tmp_path, capsys):
+    state = torch.load(next((float_run / "checkpoints").glob("best-*.pt")), weights_only=True)["model"]
+    torch.save(state, tmp_path / "weights.pt")
+    save_file(state, tmp_path / "weights.safetensors")
+    tops = []
+    for suffix in ("pt", "safetensors"):
+        out = tmp_path / suffix
+        words = ["--weights", tmp_path / f"weights.{suffix}", "--gin", "gin/ref_lenet5_digits.gin", "--solver", "icm"]
+        words += ["--exclude", "layers.0.*", "--start", "nearest", "--out", out]
+        assert round.main([str(word) for word in words]) == 0
+        tops.append(summary(out)["test_top1"])
+        best = torch.load(out / "checkpoints" / "best-00000000.pt", weights_only=True)["model"]
+        assert torch.equal(best["layers.0.weight"], state["layers.0.weight"])
+    assert tops[0] == tops[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--run", "nowhere"], "nowhere is not a run"),
+        (["--run", "RUN", "--exclude", "nothing"], "--exclude 'nothing' fits no weight; there are layers.0.weight"),
+        (["--run", "RUN", "--exclude", "*"], "leaves no weight to round"),
+        (["--run", "RUN", "--bits", "0"], "uniform.bits = 0"),
+        (["--run", "RUN", "--bits", "9"], "uniform.bits = 9, expected a whole number from 1 to 8"),
+        (["--run", "RUN", "--solver", "gptq", "--start", "tree"], "gptq takes every weight anew"),
+        (["--run", "RUN", "--set", "Rounding.damping = 2.0"], "Rounding.damping = 2.0, expected a number between 0"),
+        (["--run", "RUN", "--set", "Rounding.images = 1"], "Rounding.images = 1, expected a whole number above 1"),
+        (["--run", "RUN", "--set", "RoundICM.scales = [1.0]"], "nothing in this run reads it"),
+        (["--weights", "nowhere.pt", "--gin", "gin/ref_lenet5_digits.gin"], "nowhere.pt is not there"),
+    ],
+)
+def test_bad_input_is_one_sentence(words, expected, float_run, tmp_path, capsys):
+    words = [float_run if word == "RUN" else word for word in words]
+    refused([*words, "--out", tmp_path / "out"], capsys, expected)
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_that_do_not_fit_or_are_none(tmp_path, capsys):
+    gin = ["--gin", "gin/ref_lenet5_digits.gin", "--out", tmp_path / "out"]
+    (tmp_path / "text.pt").write_text("no weights")
+    refused(["--weights", tmp_path / "text.pt", *gin], capsys, "cannot be read as a .pt or .safetensors file")
+    (tmp_path / "table.pt").write_text("0.1,0.2\n0.3,0.4\n")
+    refused(["--weights", tmp_path / "table.pt", *gin], capsys, "cannot be read as a .pt or .safetensors file")
+    torch.save([1, 2], tmp_path / "list.pt")
+    refused(["--weights", tmp_path / "list.pt", *gin], capsys, "is not a state dict")
+    torch.save({"other": torch.zeros(2)}, tmp_path / "other.pt")
+    refused(["--weights", tmp_path / "other.pt", *gin], capsys, "does not fit the network of gin/ref_lenet5_digits.gin")
+
+
+def test_a_quantized_run_and_broken_weights_are_refused(float_run, tmp_path, capsys):
+    words = ["--gin", "gin/pmf_lenet300_digits.gin", "--set", "Trainer.iterations = 5", "--wandb", "disabled"]
+    assert run.main([*words, "--out", str(tmp_path / "binary")]) == 0
+    capsys.readouterr()
+    refused(["--run", tmp_path / "binary"], capsys, "is quantized already: give a float run")
+    state = torch.load(next((float_run / "checkpoints").glob("best-*.pt")), weights_only=True)["model"]
+    state["layers.4.weight"][0] = torch.nan
+    torch.save(state, tmp_path / "nan.pt")
+    refused(
+        ["--weights", tmp_path / "nan.pt", "--gin", "gin/ref_lenet5_digits.gin"], capsys, "layers.4.weight", "finite"
+    )
+
+
+def _round(model, images, solver="gptq"):
+    names = {name: LevelSet([-1, 1]) for name, p in model.named_parameters() if p.dim() > 1}
+    said = []
+    answers = Rounding(solver=solver).run(model, names, lambda: iter([images]), lambda _: None, said.append)
+    return answers, said
+
+
+def test_other_layers_are_named_and_may_be_left_out():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ConvTranspose2d(1, 1, 2))
+    with pytest.raises(BadInput, match=r"1\.weight belongs to a ConvTranspose2d, only Linear and Conv2d"):
+        _round(model, torch.randn(3, 4))
+
+
+def test_inputs_that_are_not_finite_are_told_with_their_layer():
+    with pytest.raises(BadInput, match=r"the inputs of 0\.weight are not finite"):
+        _round(nn.Sequential(nn.Linear(4, 2)), torch.full((3, 4), torch.inf))
+
+
+def test_few_inputs_are_damped_and_told():
+    answers, said = _round(nn.Sequential(nn.Linear(40, 2)), torch.randn(5, 40))
+    assert "5 inputs are few for 40 weights a row; damped by 10%" in said[0]
+    assert answers["0.weight"][0].shape == (2, 40)
+
+
+def test_pixels_that_were_not_drawn_are_no_inputs():
+    _, said = _round(nn.Sequential(nn.Conv2d(16, 4, 3)), torch.randn(50, 16, 6, 6))
+    assert "50 inputs are few for 144 weights a row" in said[0]  # of 16 pixels one is drawn
+
+
+def test_settings_reach_the_trained_network(tmp_path, capsys):
+    model = LeNet5((1, 28, 28), 10, width=0.2)
+    torch.save(model.state_dict(), tmp_path / "narrow.pt")
+    words = ["--weights", tmp_path / "narrow.pt", "--gin", "gin/ref_lenet5_digits.gin", "--solver", "nearest"]
+    words += ["--set", "LeNet5.width = 0.2", "--out", tmp_path / "out"]
+    assert round.main([str(word) for word in words]) == 0
+    assert summary(tmp_path / "out")["model"] == "lenet5"
+
+
+def test_a_rounding_that_fails_leaves_no_folder(float_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(Rounding, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert round.main(["--run", str(float_run), "--out", str(tmp_path / "out")]) == 130
+    assert not (tmp_path / "out").exists()
+
+
+def test_singular_moments_without_damping_are_told():
+    alike = torch.ones(50, 8)
+    names = {"0.weight": LevelSet([-1, 1])}
+    with pytest.raises(BadInput, match=r"second moments of 0\.weight's inputs are singular: raise Rounding\.damping"):
+        Rounding(solver="gptq", damping=0.0).run(
+            nn.Sequential(nn.Linear(8, 2)), names, lambda: iter([alike]), lambda _: None, print
+        )
+
+
+def test_later_layers_are_rounded_for_the_inputs_that_rounded_layers_make():
+    torch.manual_seed(0)
+    model, images = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), torch.randn(200, 6)
+    last = model[2].weight.detach().clone()
+    answers, _ = _round(model, images, "icm")
+    with torch.no_grad():
+        hidden = model[:2](images)
+    alone = nn.Sequential(nn.Linear(5, 3))
+    alone[0].weight.data = last
+    expected, _ = _round(alone, hidden, "icm")
+    assert torch.equal(answers["2.weight"][0], expected["0.weight"][0])
+
+
+def test_grouped_convolutions_are_rounded_group_by_group():
+    torch.manual_seed(1)
+    model, images = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2, bias=False)), torch.randn(30, 4, 6, 6)
+    weight = model[0].weight.detach().clone()
+    torch.manual_seed(2)  # the same pixels are drawn for the second moments
+    whole, _ = _round(model, images, "icm")
+    for group in range(2):
+        part = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False))
+        part[0].weight.data = weight[3 * group : 3 * group + 3]
+        torch.manual_seed(2)
+        expected, _ = _round(part, images[:, 2 * group : 2 * group + 2], "icm")
+        assert torch.equal(expected["0.weight"][0], whole["0.weight"][0][3 * group : 3 * group + 3])

@@ -1,0 +1,134 @@
+"""Two processes train as one: same batches, same weights, one writer; when one dies, the run ends with a sentence."""
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mrfquant.compute import synchronise_batch_norm
+from mrfquant.storage.checkpoints import Checkpoints
+
+CONFIG = """
+include 'base/digits.gin'
+include 'base/lenet300.gin'
+include 'base/sgd.gin'
+include 'base/binary.gin'
+Experiment.inference = @ProximalMeanField
+SGD.lr = 0.01
+Trainer.iterations = {iterations}
+Trainer.eval_interval = 10
+Trainer.log_interval = 5
+"""
+ENVIRONMENT = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+ALONE = [sys.executable, "-m", "mrfquant", "run"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+TOGETHER = [*TORCHRUN, "-m", "mrfquant", "run"]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    def write(iterations):
+        path = tmp_path_factory.mktemp("config") / "config.gin"
+        path.write_text(CONFIG.format(iterations=iterations))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def alone(config, tmp_path_factory):
+    """The run folder of 20 iterations of one process."""
+    folder = tmp_path_factory.mktemp("runs") / "alone"
+    run(ALONE, "--gin", config(20), "--out", folder)
+    return folder
+
+
+def run(command, *arguments):
+    done = subprocess.run(
+        [*command, *map(str, arguments)], env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def variables(folder):
+    return Checkpoints(folder / "checkpoints").newest(print)["inference"]["variables"][0]
+
+
+def test_two_processes_equal_one_with_the_same_batches(config, alone, tmp_path):
+    together = tmp_path / "together"
+    said = run(TOGETHER, "--gin", config(20), "--out", together)
+    assert "on 2 x cpu" in said
+    assert said.count("results in") == 1  # one process speaks
+    assert (variables(alone) - variables(together)).abs().max() < 1e-5
+    ours, theirs = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (alone, together)
+    )
+    assert [r["iteration"] for r in theirs] == [5, 10, 15, 20]
+    for a, b in zip(ours, theirs, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize(("first", "second"), [(ALONE, TOGETHER), (TOGETHER, ALONE)])
+def test_a_checkpoint_goes_on_with_another_number_of_processes(config, alone, tmp_path, first, second):
+    run(first, "--gin", config(10), "--out", tmp_path / "part")
+    own = tmp_path / "part" / "config.gin"
+    own.write_text(own.read_text().replace("Trainer.iterations = 10", "Trainer.iterations = 20"))
+    (tmp_path / "part" / "summary.json").unlink()
+    assert "going on from iteration 10" in run(second, "--resume", tmp_path / "part")
+    assert (variables(alone) - variables(tmp_path / "part")).abs().max() < 1e-5
+
+
+def workers(pid):
+    """The processes that `pid` has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in children.read_text().split()] if children.exists() else []
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes under /proc")
+def test_a_killed_process_ends_the_run_and_it_can_be_resumed(config, tmp_path):
+    folder = tmp_path / "run"
+    command = [*TOGETHER, "--gin", config(100_000), "--out", folder]
+    process = subprocess.Popen(
+        list(map(str, command)), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not list(folder.glob("checkpoints/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(workers(process.pid)[1], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "another process of the run is gone" in err or "stopped at iteration" in (folder / "log.txt").read_text()
+    state = Checkpoints(folder / "checkpoints").newest(print)
+    assert state["iteration"] > 0
+    assert torch.isfinite(state["inference"]["variables"][0]).all()
+
+
+@pytest.fixture
+def team_of_one(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("settings", [{}, {"track_running_stats": False}, {"affine": False, "momentum": None}])
+def test_synchronised_batch_norm_is_torchs(team_of_one, dtype, settings):
+    parameters = torch.float64 if dtype == torch.float64 else torch.float32  # those of bfloat16 inputs are float32
+    theirs = torch.nn.BatchNorm2d(3, **settings, dtype=parameters)
+    ours = synchronise_batch_norm(copy.deepcopy(theirs), torch.device("cpu"))
+    x = (torch.randn(4, 3, 5, 5, dtype=torch.float64) * 2 + 3).to(dtype)
+    for training in (True, True, False):
+        theirs.train(training)
+        ours.train(training)
+        torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
