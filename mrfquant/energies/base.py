@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
 from mrfquant.labelling import Block, Labelling
-from mrfquant.projections import Projection
 
 
 class Energy(ABC):
     """E^k(u): a model of the expected loss around the present labelling, block by block.
 
     It reads what the block holds at step k, the weights w^k and the gradient g^k that backward left there. A subclass
-    writes `value` and `gradient`, in the forms of `mrfquant.projections`.
+    writes `value` and `gradient`, in the forms of `mrfquant.projections`. An energy that depends on u through the
+    weights alone also says so by `weight_gradient`, which makes its step faster. What it remembers from step to step
+    goes into `state_dict`.
     """
 
-    couples_blocks = False  # whether variables of different blocks interact
-    temperature = 1.0  # what the loss divides the network's outputs by; the trainer sets it
+    temperature = 1.0  # what the loss divides the network's outputs by; see `Inference.prepare`
 
-    def look(self, us: Sequence[tuple[Block, Tensor]]) -> None:  # noqa: B027 - most energies need one block at a time
-        """See every block with its u: before each step, if the energy couples blocks."""
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "gradient" in vars(cls) and "weight_gradient" not in vars(cls):
+            cls.weight_gradient = Energy.weight_gradient  # type: ignore[method-assign]  # the parent's does not fit it
 
     def attach(self, labelling: Labelling) -> None:  # noqa: B027 - most energies read blocks only
         """Meet the labelling before the first step, with the network whose parameters it has."""
+
+    def begin_step(self, us: Iterable[tuple[Block, Tensor | None]]) -> None:  # noqa: B027 - most need one block at a time
+        """Called at the start of every step, when the gradients are there, with every block and its present u.
+
+        Args:
+            us: computed as they are asked for, so an energy that does not need them pays nothing; u is None for a
+                solver without a distribution over labels.
+        """
 
     @abstractmethod
     def value(self, block: Block, u: Tensor) -> Tensor:
@@ -34,19 +44,14 @@ class Energy(ABC):
 
     @abstractmethod
     def gradient(self, block: Block, u: Tensor) -> Tensor:
-        """The gradient of E^k with respect to u: planes (d, m), or a pair's half difference (m,); a new tensor."""
+        """The gradient of E^k at the present u: planes (d, m), or a pair's half difference (m,); a new tensor."""
 
-    def gradient_here(self, block: Block, u: Tensor) -> Tensor:
-        """The gradient at the present u, of which the block's weights are the expectation; it may be cheaper."""
-        return self.gradient(block, u)
+    def weight_gradient(self, block: Block) -> Tensor | None:
+        """The gradient of E^k with respect to w = u q, (m,), if it depends on u through w alone; None otherwise.
 
-    def pull_back(self, block: Block, u: Tensor, aux: Tensor, beta: float, projection: Projection) -> Tensor:
-        """The gradient of E^k(P(beta ũ)) with respect to ũ, at u = P(beta ũ).
-
-        It ends a step: `block.g` and, for planes, u may be overwritten.
+        It says the same as `gradient` in fewer numbers. It may be `block.g` itself: solvers may overwrite it.
         """
-        vjp = projection.pair_vjp if block.is_pair else projection.planes_vjp
-        return vjp(u, self.gradient_here(block, u), beta, aux)
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """What an energy with a memory needs to go on; nothing by default."""

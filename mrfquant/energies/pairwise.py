@@ -56,8 +56,8 @@ class PairwiseEnergy(Energy):
     of C_jj Var(w_j), which draws labels to a decision where the loss is curved. C is the Kronecker curvature of linear
     and convolutional layers (`mrfquant.pairwise.curvature`) for cross-entropy of the network's outputs over the
     temperature, the diagonal of it for their biases, and 0 for other parameters. It is gathered in the forward of a
-    training step: running averages over mini-batches. At the present u, ŵ is w^k, so a solver that asks for the
-    gradient there pays for the diagonal only.
+    training step: running averages over mini-batches. At the present u, where solvers ask
+    for the gradient, ŵ is w^k, so they pay for the diagonal only.
 
     Args:
         interval: gather in every so many forwards of training.
@@ -115,24 +115,16 @@ class PairwiseEnergy(Energy):
         return value + (change @ self._times_curvature(block, change) + diagonal @ variance) / 2
 
     def gradient(self, block: Block, u: Tensor) -> Tensor:
-        change = block.moments(u)[0] - block.w
-        return self._gradient(block, u, block.g + self._times_curvature(block, change))
-
-    def gradient_here(self, block: Block, u: Tensor) -> Tensor:
-        return self._gradient(block, u, block.g)
-
-    def _gradient(self, block: Block, u: Tensor, slope: Tensor) -> Tensor:
-        """From the slope with respect to the expected weights."""
+        # At the present u the expected weights are w^k: only the variances add to the first order's gradient.
+        gradient = block.gradient_on_u(block.g)
+        if (diagonal := self.diagonal(block)) is None:
+            return gradient
         scale = 1 if block.scale is None else block.scale
-        diagonal = self.diagonal(block)
         if block.is_pair:
             half = block.levels.half_gap * scale
-            return half * slope if diagonal is None else half * slope - half * half * diagonal * u
-        gradient = block.q[:, None] * (slope * scale)
-        if diagonal is None:
-            return gradient
-        mean = block.q @ u
-        return gradient + (diagonal * scale * scale) * block.q[:, None] * (block.q[:, None] / 2 - mean)
+            return gradient - half * half * diagonal * u
+        q = block.q[:, None]
+        return gradient + (diagonal * scale * scale) * q * (q / 2 - block.q @ u)
 
     def _times_curvature(self, block: Block, change: Tensor) -> Tensor:
         product = torch.zeros_like(change)

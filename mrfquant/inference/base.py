@@ -36,8 +36,9 @@ class Inference(ABC):
         energy: the model of the loss; first-order by default.
 
     Attributes:
-        variables: one tensor per block. iteration: steps done. budget: steps there will be in all, for schedules that
-        end with the run; the trainer sets it, in a loop of your own you do.
+        variables: one tensor per block.
+        iteration: steps done.
+        budget: steps there will be in all, for schedules that end with the run; see `prepare`.
     """
 
     method: str  # the name in results
@@ -64,13 +65,21 @@ class Inference(ABC):
         self.project_all()
         self._looked = self._look()
 
+    def prepare(self, budget: int, temperature: float = 1.0) -> None:
+        """Tell the solver about the run, before its first step.
+
+        Args:
+            budget: how many steps there will be in all. temperature: what the loss divides the network's outputs by.
+        """
+        self.budget, self.energy.temperature = budget, temperature
+
     @abstractmethod
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
         """The block's variables at the start; `draw` gives random initial weights (m,), new ones at each call."""
 
     @abstractmethod
     def gradient(self, block: Block, x: Tensor) -> Tensor | None:
-        """The gradient for the optimizer to move the variables x along; None leaves x alone. `block.g` is yours."""
+        """The gradient that the optimizer moves the variables x along; None leaves x alone. May overwrite `block.g`."""
 
     @abstractmethod
     def project(self, block: Block, x: Tensor) -> None:
@@ -102,8 +111,7 @@ class Inference(ABC):
         if self.iteration % REPLACED_INTERVAL == 0:
             self.labelling.check_not_replaced()
         self.labelling.gradients()  # collects them
-        if self.energy.couples_blocks:
-            self.energy.look([(block, self.marginals(block, x)) for block, x in self.items()])
+        self.energy.begin_step((block, self.marginals(block, x)) for block, x in self.items())
         for block, x in self.items():
             x.grad = self.gradient(block, x)
         self.labelling.free.w.grad = self.labelling.free.g  # zero_grad takes it away

@@ -48,5 +48,5 @@ class MeanField(ProjectedInference):
         return super().start(block, draw).div_(self.beta)
 
     def gradient(self, block: Block, x: Tensor) -> None:
-        g = self.energy.gradient_here(block, self.marginals(block, x))
+        g = self.energy.gradient(block, self.marginals(block, x))
         x.mul_(self.damping).sub_(g if block.is_pair else g.sub_(g.mean(0)), alpha=1 - self.damping)

@@ -25,6 +25,25 @@ from mrfquant.projections import Hardmax, Jacobian, Projection, Softmax, Sparsem
 from mrfquant.schedules import Geometric, Schedule
 
 
+def auxiliary_gradient(
+    energy: Energy, projection: Projection, block: Block, u: Tensor, aux: Tensor, beta: float
+) -> Tensor:
+    """The gradient of E^k(P(beta ũ)) with respect to ũ at u = P(beta ũ). May overwrite `block.g` and planes u."""
+    g = energy.weight_gradient(block)
+    if g is None:
+        vjp = projection.pair_vjp if block.is_pair else projection.planes_vjp
+        return vjp(u, energy.gradient(block, u), beta, aux)
+    # The same in the place of g and u: no new tensor of their size. w is taken for u q.
+    g = g if block.scale is None else g.mul_(block.scale)
+    if block.is_pair:
+        delta = g if block.levels.half_gap == 1 else g.mul_(block.levels.half_gap)
+        return projection.pair_vjp(u, delta, beta, aux)
+    w = block.unscaled_weights()
+    if block.mean_level:
+        w = w - block.mean_level
+    return projection.weights_vjp(u, block.centred_q, w, g, beta, aux)
+
+
 class ProjectedInference(Inference):
     """The step that the solvers below share; each of them is a projection."""
 
@@ -51,8 +70,8 @@ class ProjectedInference(Inference):
     def gradient(self, block: Block, x: Tensor) -> Tensor:
         u = self.marginals(block, x)
         if self.auxiliary:
-            return self.energy.pull_back(block, u, x, self.beta, self.projection_of(block))
-        g = self.energy.gradient_here(block, u)
+            return auxiliary_gradient(self.energy, self.projection_of(block), block, u, x, self.beta)
+        g = self.energy.gradient(block, u)
         return g if block.is_pair else g.sub_(g.mean(0))
 
     def project(self, block: Block, x: Tensor) -> None:
@@ -192,4 +211,4 @@ class MirrorDescent(ProjectedInference):
 
     def gradient(self, block: Block, x: Tensor) -> Tensor:
         # The mirror map's gradient is that of E with respect to u: beta enters the projection only.
-        return self.energy.pull_back(block, self.marginals(block, x), x, 1.0, self.projection)
+        return auxiliary_gradient(self.energy, self.projection, block, self.marginals(block, x), x, 1.0)

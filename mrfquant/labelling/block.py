@@ -82,6 +82,11 @@ class Block:
         """The weights as if every scale were 1: (m,), w itself where there is no scale."""
         return self.w if self.scale is None else self.w / self.scale
 
+    def gradient_on_u(self, g: Tensor) -> Tensor:
+        """The gradient with respect to u, in its form, of what has the gradient g (m,) with respect to w = u q."""
+        g = g if self.scale is None else g * self.scale
+        return g * self.levels.half_gap if self.is_pair else self.q[:, None] * g
+
     def pair_of_weights(self) -> Tensor:
         """The t of two levels that `write` made the weights from; w itself for the levels -1, 1 without scale."""
         if self.scale is None and self.levels.values == (-1.0, 1.0):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,16 +19,14 @@ class FactorGraphEnergy(Energy):
     """E(u): the expected energy of a factor graph under the factorised u.
 
     Its labelling has one block per cardinality, in increasing order (`mrfquant.mrf.relaxation` builds it); variables
-    of different blocks interact, so the energy looks at all of u before each step.
+    of different blocks interact, so their fields are computed for all of them at the start of each step.
     """
-
-    couples_blocks = True
 
     def __init__(self, graph: FactorGraph) -> None:
         self.graph = graph
         self._fields = torch.zeros(graph.size, dtype=graph.dtype, device=graph.device)
 
-    def look(self, us: Sequence[tuple[Block, Tensor]]) -> None:
+    def begin_step(self, us: Iterable[tuple[Block, Tensor | None]]) -> None:
         self._fields = self.graph.fields(torch.cat([block.probabilities(u).reshape(-1) for block, u in us]))
 
     def value(self, block: Block, u: Tensor) -> Tensor:
@@ -39,5 +37,5 @@ class FactorGraphEnergy(Energy):
         return (fields[0] - fields[1]) / 2 if block.is_pair else -fields
 
     def _part(self, block: Block) -> Tensor:
-        """The fields of a block's variables as they were when `look` was last called: (d, m)."""
+        """The fields of a block's variables as they were when the step began: (d, m)."""
         return next(c for c in self.graph.by_cardinality if c.labels == block.d).planes(self._fields)

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from mrfquant.energies import Energy
 from mrfquant.labelling import Block, Labelling
-from mrfquant.projections import Hardmax, Projection, Softmax, Sparsemax
 from mrfquant.testing.contract import Contract
 
 Levels = Sequence[float]
-PROJECTIONS: tuple[Projection, ...] = (Softmax("exact"), Softmax("reference"), Sparsemax(), Hardmax())
 
 
 class EnergyContract(Contract):
@@ -45,7 +43,7 @@ class EnergyContract(Contract):
                 u.copy_(in_form(block, torch.rand(block.d, block.m, dtype=u.dtype).softmax(0)))
                 block.write(u)
                 block.g.normal_()
-            energy.look(list(zip(labelling.blocks, us, strict=True)))
+            energy.begin_step(zip(labelling.blocks, us, strict=True))
             for block, u in zip(labelling.blocks, us, strict=True):
                 yield energy, block, u
 
@@ -72,18 +70,12 @@ class EnergyContract(Contract):
             assert all(torch.equal(x, was) for x, was in zip(read, before, strict=True)), "w, g or u has changed"
             assert torch.equal(energy.gradient(block, u), kept), "the gradient is not the same the second time"
 
-    def test_pull_back_is_the_gradient_through_the_projection(self, levels: Levels) -> None:
-        for projection in PROJECTIONS:
-            for energy, block, _ in self.at_work(levels):
-                aux = torch.randn_like(block.variables())
-                u = projection.pair(aux, 0.7) if block.is_pair else projection.planes(aux, 0.7)
-                block.write(u)
-                given, w = aux.clone(), block.w.clone()
-                expected = Energy.pull_back(energy, block, u.clone(), aux.clone(), 0.7, projection)
-                found = energy.pull_back(block, u, aux, 0.7, projection)
-                torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-                assert torch.equal(aux, given), "the auxiliary variables have changed"
-                assert torch.equal(block.w, w), "the weights have changed"
+    def test_a_gradient_on_the_weights_says_the_same_as_that_on_u(self, levels: Levels) -> None:
+        for energy, block, u in self.at_work(levels):
+            expected = energy.gradient(block, u)
+            if (g := energy.weight_gradient(block)) is not None:
+                assert g.shape == block.w.shape, f"a gradient of shape {tuple(g.shape)} for weights ({block.m},)"
+                torch.testing.assert_close(block.gradient_on_u(g), expected, rtol=1e-9, atol=1e-12)
 
 
 def in_form(block: Block, planes: Tensor) -> Tensor:

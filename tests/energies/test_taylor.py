@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mrfquant.energies import Energy, FirstOrderTaylor
+from mrfquant.energies import FirstOrderTaylor
+from mrfquant.inference.projected import auxiliary_gradient
 from mrfquant.labelling import Block, LevelSet
 from mrfquant.projections import Hardmax, Softmax, Sparsemax
 
@@ -69,16 +70,22 @@ def test_gradient_is_the_derivative_of_the_loss(levels, scale):
     torch.testing.assert_close(gradient, (truth[1] - truth[0]) / 2 if b.is_pair else truth, rtol=0, atol=1e-13)
 
 
+def generic(energy, projection, b, u, aux, beta):
+    """The product with the gradient on u, without the short way over the weights."""
+    vjp = projection.pair_vjp if b.is_pair else projection.planes_vjp
+    return vjp(u.clone(), energy.gradient(b, u), beta, aux.clone())
+
+
 @every_projection
 @every_block
-def test_pull_back_is_the_generic_product(levels, scale, projection):
+def test_the_product_by_weights_is_the_generic_one(levels, scale, projection):
     b, energy, beta = block(levels, scale), FirstOrderTaylor(), 0.7
     aux = auxiliary(b)
     u = projected(projection, b, aux, beta)
     b.write(u)
     w, aux_before = b.w.clone(), aux.clone()
-    truth = Energy.pull_back(energy, b, u.clone(), aux, beta, projection)
-    product = energy.pull_back(b, u, aux, beta, projection)
+    truth = generic(energy, projection, b, u, aux, beta)
+    product = auxiliary_gradient(energy, projection, b, u, aux, beta)
     assert truth.abs().max() > 0
     torch.testing.assert_close(product, truth, rtol=1e-12, atol=1e-12)
     assert torch.equal(b.w, w)
@@ -87,24 +94,34 @@ def test_pull_back_is_the_generic_product(levels, scale, projection):
 
 @pytest.mark.parametrize("levels", [(-1, 1), (-0.3, 1.1)])
 @pytest.mark.parametrize("jacobian", ["exact", "reference", "straight_through", 0.3])
-def test_pull_back_of_a_pair_reads_u_from_the_weights_without_changing_them(levels, jacobian):
+def test_the_product_of_a_pair_reads_u_from_the_weights_without_changing_them(levels, jacobian):
     b, energy, beta, projection = block(levels, False), FirstOrderTaylor(), 0.7, Softmax(jacobian)
     aux = auxiliary(b)
     b.write(projection.pair(aux, beta))
-    truth = Energy.pull_back(energy, b, torch.tanh(beta * aux), aux, beta, projection)
+    truth = generic(energy, projection, b, torch.tanh(beta * aux), aux, beta)
     w = b.w.clone()
-    product = energy.pull_back(b, b.pair_of_weights(), aux, beta, projection)
+    product = auxiliary_gradient(energy, projection, b, b.pair_of_weights(), aux, beta)
     torch.testing.assert_close(product, truth, rtol=1e-12, atol=1e-12)
     assert torch.equal(b.w, w)
 
 
 @every_block
-def test_pull_back_is_the_derivative_through_softmax_by_autograd(levels, scale):
+def test_the_product_is_the_derivative_through_softmax_by_autograd(levels, scale):
     b, beta = block(levels, scale), 0.7
     aux = auxiliary(b)
     planes = (torch.stack([-aux, aux]) if b.is_pair else aux.clone()).requires_grad_()
     (truth,) = torch.autograd.grad(loss(b, torch.softmax(beta * planes, 0)), planes)
     u = projected(Softmax("exact"), b, aux, beta)
     b.write(u)
-    product = FirstOrderTaylor().pull_back(b, u, aux, beta, Softmax("exact"))
+    product = auxiliary_gradient(FirstOrderTaylor(), Softmax("exact"), b, u, aux, beta)
     torch.testing.assert_close(product, (truth[1] - truth[0]) / 2 if b.is_pair else truth, rtol=0, atol=1e-13)
+
+
+def test_an_energy_with_a_gradient_of_its_own_does_not_inherit_that_on_the_weights():
+    class Twice(FirstOrderTaylor):
+        def gradient(self, block, u):
+            return 2 * super().gradient(block, u)
+
+    b = block((-1, 1), False)
+    assert FirstOrderTaylor().weight_gradient(b) is b.g
+    assert Twice().weight_gradient(b) is None
