@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +39,28 @@ def choose_device(name: str = "auto") -> torch.device:
         there += ["mps"] if torch.backends.mps.is_available() else []
         raise BadInput(f"there is no device {name!r} here: choose auto or one of {', '.join(there)}") from None
     return device
+
+
+def background(function: Callable[..., int], *arguments: Any, log: Path, threads: int) -> BaseProcess:
+    """Call a function in a process of its own, which Ctrl-C does not reach; it ends with the status that it returns.
+
+    Args:
+        function: found again by its module and name.
+        log: what it prints is added there.
+        threads: that it may use.
+    """
+    process = get_context("spawn").Process(target=_work, args=(function, arguments, log, threads))
+    process.start()
+    return process
+
+
+def _work(function: Callable[..., int], arguments: Sequence[Any], log: Path, threads: int) -> None:
+    os.setsid()
+    with open(log, "ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    torch.set_num_threads(threads)
+    sys.exit(function(*arguments))
 
 
 class Team:

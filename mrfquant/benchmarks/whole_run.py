@@ -74,16 +74,14 @@ def measure_whole_run(options: Options) -> Iterator[tuple[str, Row]]:
                 inference,
                 iterations=10**9,
                 eval_interval=INTERVAL,
-                checkpoints=Checkpoints(Path(folder)),
-                collectors=[JsonLines(Path(folder) / "metrics.jsonl"), turns],
-                should_stop=turns.done,
             )
+            collectors = [JsonLines(Path(folder) / "metrics.jsonl"), turns]
             try:
-                trainer.run()
+                trainer.run(Checkpoints(Path(folder)), collectors, turns.done)
             except Interrupted:
                 pass
             finally:
-                for collector in trainer.collectors:
+                for collector in collectors:
                     collector.finish(None)
         times = turns.times
         step = sorted(times["bare loop"])[len(times["bare loop"]) // 2] / INTERVAL

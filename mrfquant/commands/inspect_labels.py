@@ -45,7 +45,8 @@ def parser() -> Parser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, draw the histograms."""
-    from mrfquant.packing import PackedNetwork, pack_run
+    from mrfquant.commands.pack import pack_run
+    from mrfquant.packing import PackedNetwork
 
     network = pack_run(arguments.what) if arguments.what.is_dir() else PackedNetwork.read(arguments.what)
     rows = histogram(network)

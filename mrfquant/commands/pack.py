@@ -11,6 +11,7 @@ from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
     from mrfquant.packing import PackedNetwork
+    from mrfquant.packing.bits import Encoding
 
 
 def parser() -> Parser:
@@ -33,7 +34,6 @@ def parser() -> Parser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Pack, write, say what takes how much."""
-    from mrfquant.packing import pack_run
     from mrfquant.packing.onnx_export import check_packages
 
     if arguments.onnx:
@@ -48,6 +48,38 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.onnx:
         _export(arguments)
     return 0
+
+
+def pack_run(path: Path, encoding: Encoding = "bits") -> PackedNetwork:
+    """The best model of a finished run; refuses one that is not quantized, or not on its levels."""
+    import torch
+
+    from mrfquant.commands.finished_run import rebuild
+    from mrfquant.config.gin_files import isolated_gin
+    from mrfquant.packing import pack_model
+    from mrfquant.storage.run_folder import RunFolder
+
+    folder = RunFolder.open(path)
+    best, summary = folder.best(), folder.summary() or {}
+    with isolated_gin(), torch.random.fork_rng(devices=[]):
+        experiment, trainer = rebuild(folder, "cpu", bindings=["Experiment.smoke = True"])  # the data's shape suffices
+    if not experiment.labelling.blocks:
+        raise BadInput(f"{path} is not quantized: there are no labels to pack; train it with levels, as [-1, 1]")
+    data = experiment.dataset
+    origin = {
+        **{key: experiment.identity()[key] for key in ("method", "dataset", "seed")},
+        "run": folder.path.resolve().name,
+        "top1": round(summary["test_top1"], 4),
+    }
+    if trainer.temperature != 1:
+        origin["temperature"] = trainer.temperature  # to divide the logits by, for probabilities
+    if summary.get("stand_in"):
+        origin["stand_in"] = True
+    scale = best["solution"].get("scale")
+    network = pack_model(experiment.model, experiment.labelling, best["model"], scale, encoding)
+    network.images = {"mean": list(data.mean), "std": list(data.std), "classes": list(data.classes)}
+    network.origin = origin
+    return network
 
 
 def account(network: PackedNetwork, size: int) -> list[str]:

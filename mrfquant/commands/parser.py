@@ -137,30 +137,3 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, former)
-
-
-class StopRequest:
-    """Within the block, true once Ctrl-C or SIGTERM has asked to stop; asked again, the process stops at once."""
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-
-    def __enter__(self) -> StopRequest:
-        self._handlers = {number: signal.signal(number, self._note) for number in self.SIGNALS}
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._restore()
-
-    def __call__(self) -> bool:
-        return self.signal is not None
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-        self._restore()
-
-    def _restore(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)

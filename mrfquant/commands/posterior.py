@@ -45,20 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
     from tqdm import tqdm
 
-    from mrfquant.compute import choose_device
-    from mrfquant.config.gin_files import Config
-    from mrfquant.data import data_root
+    from mrfquant.commands.finished_run import rebuild
     from mrfquant.storage.files import write_json
     from mrfquant.storage.run_folder import RunFolder
     from mrfquant.training.evaluation import predict, score
-    from mrfquant.training.experiment import Experiment
 
     folder = RunFolder.open(arguments.run)
-    config = Config(folder.config)
-    with config.locate_errors():
-        experiment = Experiment(device=choose_device(arguments.device), data_root=data_root(arguments.data))
-        trainer = experiment.trainer()
-    experiment.inference.budget = trainer.iterations
+    experiment, trainer = rebuild(folder, arguments.device, arguments.data)
     best = folder.best()
     inference = experiment.inference
     experiment.model.load_state_dict(best["model"])  # batch-norm statistics; the weights follow

@@ -77,8 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out.exists() and not arguments.out.is_dir():
         raise BadInput(f"--out {arguments.out} is a file: give a folder")
     cells = chosen(arguments)
-    options = ["--wandb", arguments.wandb, "--device", arguments.device]
-    options += ["--data", arguments.data] if arguments.data else []
+    options = {"wandb": arguments.wandb, "device": arguments.device, "data": arguments.data}
     settings = ["Trainer.compile = True"] if arguments.compile else []
     campaign = Campaign(
         cells, arguments.seeds, arguments.scale, arguments.out, arguments.jobs, options, settings, arguments.smoke

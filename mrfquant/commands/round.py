@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +14,11 @@ from mrfquant.commands.parser import Parser, run_command
 from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from mrfquant.config.gin_files import Config
-    from mrfquant.rounding import LayerReport, Rounding
+    from mrfquant.rounding import LayerReport
     from mrfquant.storage.run_folder import RunFolder
     from mrfquant.training.experiment import Experiment
-
-SOLVERS = ["nearest", "gptq", "icm", "mean_field", "tree"]
 
 
 def parser() -> Parser:
@@ -45,8 +40,8 @@ def parser() -> Parser:
     what.add_argument("--weights", metavar="FILE", type=Path, help="a state dict (.pt or .safetensors); needs --gin")
     p.add_argument("--gin", metavar="FILE", help="the configuration that --weights belong to")
     p.add_argument("--bits", metavar="N", type=int, default=2, help="2^N even levels, scaled by row (default: 2)")
-    p.add_argument("--solver", choices=SOLVERS, default="tree", help="what assigns the labels (default: tree)")
-    p.add_argument("--start", choices=SOLVERS, help="let it start from the answer of this one")
+    p.add_argument("--solver", metavar="NAME", default="tree", help="what assigns the labels (default: tree)")
+    p.add_argument("--start", metavar="NAME", help="let it start from the labels that this solver finds")
     p.add_argument("--exclude", metavar="PATTERN", action="append", default=[], help="weights to leave in float")
     for flag in ("--set", "--import", "--device", "--data"):
         p.share(flag)
@@ -56,29 +51,32 @@ def parser() -> Parser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the float network, round it, test it, write a run folder."""
+    import mrfquant.rounding  # noqa: F401 - registers what the configuration names
     from mrfquant.compute import choose_device
+    from mrfquant.config.gin_files import Config
     from mrfquant.data import data_root
-    from mrfquant.rounding import Rounding
     from mrfquant.storage.run_folder import RunFolder, new_run_path
-    from mrfquant.training import Console, evaluate
+    from mrfquant.training import Console
+    from mrfquant.training.experiment import Experiment
 
-    device, root = choose_device(arguments.device), data_root(arguments.data)
-    trained = _trained(arguments, device, root)
-    before = evaluate(trained.model, trained.dataset, trained.dataset.test)["top1"]
-    config = _config(arguments, _bindings(arguments, trained.model))
+    source = arguments.run or arguments.weights
+    file = RunFolder.open(arguments.run).config if arguments.run else arguments.gin
+    config = Config(file, _bindings(arguments), arguments.imports)
+    state = _best_weights(arguments.run) if arguments.run else _read_weights(arguments.weights)
+    device = choose_device(arguments.device)
     with config.locate_errors():
-        experiment = _experiment(device, root)
-        rounding = Rounding()
-        config.check_all_used()
-    experiment.model.load_state_dict(trained.model.state_dict())
-    name = f"round_{rounding.solver.name}_{(arguments.run or arguments.weights).stem}"
+        experiment = Experiment(device=device, data_root=data_root(arguments.data))
+        config.check_all_used(in_files=False)  # what trains a network is not asked for
+    _load(state, experiment, source, arguments.gin or source)
+    name = f"round_{experiment.inference.rounding.solver.name}_{source.stem}"
     folder = RunFolder.create(arguments.out or new_run_path(Path("runs"), name, experiment.seed), config.text())
     folder.write_environment(device)
     folder.write_operative(config.operative())
+    folder.write_identity({**experiment.identity(), "iterations": 0})
     console = Console(folder.log)
     try:
         with folder.owned():
-            folder.write_summary(_round(experiment, rounding, folder, before, console.say))
+            folder.write_summary(_round(experiment, folder, console.say))
     except BaseException:  # there is nothing in it to go on from
         shutil.rmtree(folder.path)
         raise
@@ -87,12 +85,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _round(
-    experiment: Experiment, rounding: Rounding, folder: RunFolder, before: float, say: Callable[[str], None]
-) -> dict[str, Any]:
+def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]) -> dict[str, Any]:
     """Round and test the network, save it; the summary of the run."""
+    from mrfquant.rounding.network import check_can_be_rounded
     from mrfquant.training import evaluate
 
+    rounding = experiment.inference.rounding
+    check_can_be_rounded(experiment.model, experiment.labelling.labelled.spans)
+    before = evaluate(experiment.model, experiment.dataset, experiment.dataset.test)["top1"]
     who, dataset, labelling = experiment.identity(), experiment.dataset, experiment.labelling
     say(f"{who['method']}  {who['bits']}-bit {who['model']} on {who['dataset']}")
     say(f"{who['parameters']:,} parameters, {who['labelled']:,} of them quantized; {rounding.images:,} images")
@@ -106,8 +106,8 @@ def _round(
         say(f"{layer.name:<34}{shape:>16}{layer.relative:>16.3f}{layer.changed:>16.1%}{layer.seconds:>9.1f}")
 
     levels = {name: labelling.block_of(name).levels for name in labelling.labelled.spans}
-    answers = rounding.run(experiment.model, levels, lambda: rounding.batches(dataset), report, say)
-    experiment.inference.assign(answers)
+    found = rounding.run(experiment.model, levels, lambda: rounding.batches(dataset), report, say)
+    experiment.inference.assign(found)
     seconds = time.perf_counter() - began
     val, test = (evaluate(experiment.model, dataset, split) for split in (dataset.val, dataset.test))
     state = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
@@ -132,43 +132,43 @@ def _round(
     }
 
 
-def _config(arguments: argparse.Namespace, bindings: Sequence[str] = ()) -> Config:
-    """The configuration of the trained network, with more settings."""
-    import mrfquant.training.experiment  # noqa: F401 - registers what configurations name
-    from mrfquant.config.gin_files import Config
-    from mrfquant.storage.run_folder import RunFolder
-
-    return Config(RunFolder.open(arguments.run).config if arguments.run else arguments.gin, bindings, arguments.imports)
-
-
-def _experiment(device: torch.device, root: Path) -> Experiment:
-    """The parts that the configuration names; what trains them is read, so that its settings count as used."""
-    from mrfquant.training.experiment import Experiment
-
-    experiment = Experiment(device=device, data_root=root)
-    experiment.trainer()
-    return experiment
+def _bindings(arguments: argparse.Namespace) -> list[str]:
+    """The settings that the flags stand for; what is no weight of a layer stays free."""
+    return [
+        "Experiment.inference = @Rounded",
+        "Rounded.rounding = @Rounding()",
+        f"Rounding.solver = {arguments.solver!r}",
+        *([f"Rounding.start = {arguments.start!r}"] if arguments.start else []),
+        "Labelling.levels = @uniform()",
+        f"uniform.bits = {arguments.bits}",
+        "Labelling.which = 'weights'",
+        f"Labelling.exclude = {arguments.exclude}",
+        "Labelling.scale = 'channel'",
+        *arguments.set,
+    ]
 
 
-def _trained(arguments: argparse.Namespace, device: torch.device, root: Path) -> Experiment:
-    """The float network with its weights."""
-    from mrfquant.storage.run_folder import RunFolder
-
-    source = arguments.run or arguments.weights
-    with _config(arguments, arguments.set).locate_errors():
-        experiment = _experiment(device, root)
-    if experiment.labelling.blocks:
-        raise BadInput(f"{source} is quantized already: give a float run, one whose config sets no Labelling.levels")
-    state = RunFolder.open(arguments.run).best()["model"] if arguments.run else _read_weights(arguments.weights)
+def _load(state: Mapping[str, Tensor], experiment: Experiment, source: Path, config: Any) -> None:
+    """Put the trained weights into the network."""
     try:
         experiment.model.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:160]
-        raise BadInput(f"{source} does not fit the network of {arguments.gin or source}: {reason}") from None
+        raise BadInput(f"{source} does not fit the network of {config}: {reason}") from None
     broken = [name for name, tensor in experiment.model.state_dict().items() if not tensor.isfinite().all()]
     if broken:
         raise BadInput(f"{source} has values in {broken[0]} that are not finite: give the weights of a working network")
-    return experiment
+
+
+def _best_weights(run: Path) -> Mapping[str, Tensor]:
+    """The state dict of the best model of a finished float run."""
+    from mrfquant.storage.run_folder import RunFolder
+
+    folder = RunFolder.open(run)
+    best, summary = folder.best(), folder.summary() or {}
+    if summary.get("labelled"):
+        raise BadInput(f"{run} is quantized already: give a float run, one whose config sets no Labelling.levels")
+    return best["model"]
 
 
 def _read_weights(path: Path) -> Mapping[str, Tensor]:
@@ -188,32 +188,6 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
             f"{path} is not a state dict, names with tensors: save it with torch.save(model.state_dict(), ...)"
         )
     return state
-
-
-def _bindings(arguments: argparse.Namespace, model: nn.Module) -> list[str]:
-    """The settings that the flags stand for; everything that is no weight of a layer stays free."""
-    from mrfquant.rounding.network import check_can_be_rounded
-
-    weights = [name for name, p in model.named_parameters() if p.requires_grad and p.dim() > 1]
-    idle = [pattern for pattern in arguments.exclude if not any(fnmatchcase(name, pattern) for name in weights)]
-    if idle:
-        raise BadInput(f"--exclude {idle[0]!r} fits no weight; there are {', '.join(weights)}")
-    kept = [name for name in weights if not any(fnmatchcase(name, pattern) for pattern in arguments.exclude)]
-    if not kept:
-        raise BadInput("--exclude leaves no weight to round")
-    check_can_be_rounded(model, kept)
-    free = [name for name, p in model.named_parameters() if p.requires_grad and name not in kept]
-    return [
-        "Experiment.inference = @Rounded",
-        f"Rounded.solver = {arguments.solver!r}",
-        f"Rounding.solver = {arguments.solver!r}",
-        *([f"Rounding.start = {arguments.start!r}"] if arguments.start else []),
-        "Labelling.levels = @uniform()",
-        f"uniform.bits = {arguments.bits}",
-        f"Labelling.exclude = {free}",
-        "Labelling.scale = 'channel'",
-        *arguments.set,
-    ]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 import warnings
@@ -45,11 +44,10 @@ def parser() -> Parser:
     p.share("--data")
     p.share("--wandb", default="disabled", help="Weights & Biases (default: disabled)")
     p.share("--smoke")
-    p.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     return p
 
 
-def open_study(arguments: argparse.Namespace) -> Any:
+def open_study(arguments: argparse.Namespace, worker: int = 0) -> Any:
     """The study in the storage, made if it is not there yet."""
     import optuna
 
@@ -70,7 +68,7 @@ def open_study(arguments: argparse.Namespace) -> Any:
         storage=storage,
         direction="maximize",
         load_if_exists=True,
-        sampler=optuna.samplers.TPESampler(seed=arguments.seed + 1000 * (arguments.worker or 0), constant_liar=True),
+        sampler=optuna.samplers.TPESampler(seed=arguments.seed + 1000 * worker, constant_liar=True),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
     )
 
@@ -79,9 +77,8 @@ def run_trial(trial: Any, space: Sequence[Dimension], arguments: argparse.Namesp
     """Train with the settings that the trial proposes; the best validation accuracy is its value."""
     import optuna
 
-    from mrfquant.commands import run as runs
-    from mrfquant.storage.run_folder import RunFolder
-    from mrfquant.training import Collector
+    from mrfquant.training import Collector, Interrupted
+    from mrfquant.training.launch import launch
 
     class Report(Collector):
         """Tells Optuna how the trial does, and ends it when Optuna says so."""
@@ -98,29 +95,38 @@ def run_trial(trial: Any, space: Sequence[Dimension], arguments: argparse.Namesp
     folder = arguments.out / f"trial-{trial.number if first is None else first:04d}"
     chosen = [f"{dimension.binding} = {dimension.suggest(trial)!r}" for dimension in space]
     trial.set_user_attr("folder", str(folder))
-    common = ["--wandb", arguments.wandb, "--device", arguments.device]
-    common += ["--data", arguments.data] if arguments.data else []
-    if (folder / "config.gin").exists():
-        what = ["--resume", str(folder)]
-    else:
-        bindings = [word for binding in [*arguments.set, *chosen] for word in ("--set", binding)]
-        what = ["--gin", arguments.gin, *bindings, "--seed", str(arguments.seed), "--out", str(folder)]
-        what += [word for module in arguments.imports for word in ("--import", module)]
-        what += ["--smoke"] if arguments.smoke else []
     try:
-        status = runs.run(runs.parser().parse_args([*what, *common]), [Report()])
+        run = launch(
+            arguments.gin,
+            bindings=[*arguments.set, *chosen],
+            imports=arguments.imports,
+            seed=arguments.seed,
+            smoke=arguments.smoke,
+            out=folder,
+            resume=True,
+            device=arguments.device,
+            data=arguments.data,
+            wandb=arguments.wandb,
+            collectors=[Report()],
+        )
     except RunFailed:  # the settings were no good, as when the loss becomes infinite
         raise optuna.TrialPruned from None
-    if status:
-        raise KeyboardInterrupt  # the run was asked to stop, and so is the sweep
-    return RunFolder(folder).summary()["best_val_top1"]
+    except Interrupted:
+        raise KeyboardInterrupt from None  # the run was asked to stop, and so is the sweep
+    summary = run.summary()
+    assert summary is not None
+    return summary["best_val_top1"]
 
 
-def work(arguments: argparse.Namespace) -> int:
-    """Run trials until the study has enough of them: what a worker does."""
+def work(arguments: argparse.Namespace, number: int) -> int:
+    """Run trials until the study has enough of them: what a worker does, in its process."""
+    return run_command(lambda arguments: _work(arguments, number), arguments)
+
+
+def _work(arguments: argparse.Namespace, number: int) -> int:
     import optuna
 
-    space, study = read_space(arguments.space), open_study(arguments)
+    space, study = read_space(arguments.space), open_study(arguments, number)
     while len(ended(study)) < arguments.trials:
         optuna.storages.fail_stale_trials(study)  # those of workers that died; each comes again
         running = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
@@ -157,6 +163,7 @@ def lead(arguments: argparse.Namespace) -> int:
             raise BadInput(f"--{flag} {getattr(arguments, flag)}, expected at least 1")
     read_space(arguments.space)
     import mrfquant.training.experiment  # noqa: F401 - the names in the configuration
+    from mrfquant.compute import background
 
     # A mistake in it is found here, not by every worker.
     config = Config(arguments.gin, arguments.set, arguments.imports)
@@ -172,10 +179,12 @@ def lead(arguments: argparse.Namespace) -> int:
     study.set_user_attr("asked", asked)
     told = {trial.number for trial in ended(study)}
     print(f"{arguments.trials} trials, {len(told)} ended already; in {arguments.out}", flush=True)
-    workers = [start_worker(arguments, number) for number in range(arguments.jobs)]
+    threads = max(1, (os.cpu_count() or 1) // arguments.jobs)
+    logs = [arguments.out / f"worker-{number}.log" for number in range(arguments.jobs)]
+    workers = [background(work, arguments, n, log=log, threads=threads) for n, log in enumerate(logs)]
     try:
         while True:
-            alive = [worker for worker in workers if worker.poll() is None]
+            alive = [worker for worker in workers if worker.is_alive()]
             for trial in ended(study):
                 if trial.number not in told:
                     told.add(trial.number)
@@ -187,11 +196,11 @@ def lead(arguments: argparse.Namespace) -> int:
         for worker in workers:
             worker.terminate()
         for worker in workers:
-            worker.wait()
+            worker.join()
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
-    if failed := [worker for worker in workers if worker.returncode]:
-        lines = (arguments.out / f"worker-{workers.index(failed[0])}.log").read_text().strip().splitlines()
+    if failed := [worker for worker in workers if worker.exitcode]:
+        lines = logs[workers.index(failed[0])].read_text().strip().splitlines()
         raise RunFailed(f"a worker ended early: {lines[-1] if lines else 'it said nothing'}")
     if not any(trial.state.name == "COMPLETE" for trial in ended(study)):
         raise RunFailed(f"no trial was trained to the end: see {arguments.out / 'worker-0.log'}")
@@ -199,21 +208,6 @@ def lead(arguments: argparse.Namespace) -> int:
     write_text(arguments.out / "best.gin", (Path(best.user_attrs["folder"]) / "config.gin").read_text())
     print(f"best: {describe(best)}\nit runs again with: mrfquant run --gin {arguments.out / 'best.gin'}")
     return 0
-
-
-def start_worker(arguments: argparse.Namespace, number: int) -> subprocess.Popen[bytes]:
-    """A worker in a process of its own, with its share of the cores, talking to its log."""
-    words = [*arguments.words, "--worker", str(number), "--out", str(arguments.out), "--storage", arguments.storage]
-    threads = max(1, (os.cpu_count() or 1) // arguments.jobs)
-    with open(arguments.out / f"worker-{number}.log", "ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "mrfquant", "sweep", *words],
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
 
 
 def describe(trial: Any) -> str:
@@ -227,14 +221,12 @@ def describe(trial: Any) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Lead or work."""
+    """Search."""
     arguments.out = arguments.out or Path("runs") / f"sweep-{Path(arguments.gin).stem}"
     arguments.storage = arguments.storage or f"sqlite:///{arguments.out / 'study.db'}"
-    return lead(arguments) if arguments.worker is None else work(arguments)
+    return lead(arguments)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point."""
-    arguments = parser().parse_args(argv)
-    arguments.words = sys.argv[1:] if argv is None else argv  # for the workers
-    return run_command(run, arguments)
+    return run_command(run, parser().parse_args(argv))

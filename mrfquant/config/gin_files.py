@@ -86,18 +86,24 @@ class Config:
             places = [p for name, p in self._places.items() if about and about in (name, name.rpartition(".")[0])]
             raise BadInput(f"{sentence} (bound at {', '.join(places)})" if places else sentence) from None
 
-    def check_all_used(self) -> None:
-        """Refuse bindings that nothing read. Call it when every part is built and before the work starts."""
+    def check_all_used(self, in_files: bool = True) -> None:
+        """Refuse bindings that nothing read. Call it when every part is built and before the work starts.
+
+        Args:
+            in_files: those of the file, too; where only some of its parts are built, those of `--set` alone count.
+        """
         used = gin.config._OPERATIVE_CONFIG
         for (scope, selector), parameters in gin.config._CONFIG.items():
             for parameter in parameters:
                 readers = [s for (s, sel), values in used.items() if sel == selector and parameter in values]
                 if not any(s == scope or not scope or s.startswith(f"{scope}/") for s in readers):
                     name = scope if selector == "gin.macro" else _binding(scope, selector, parameter)
-                    raise BadInput(
-                        f"{name} is bound at {self._places.get(name, _short(self.file))}, but nothing in this run "
-                        "reads it: remove it, or name the part it belongs to"
-                    )
+                    place = self._places.get(name, _short(self.file))
+                    if in_files or place.startswith("--set"):
+                        raise BadInput(
+                            f"{name} is bound at {place}, but nothing in this run reads it: remove it, or name the "
+                            "part it belongs to"
+                        )
 
     def _survey(self, file: Path) -> None:
         """Note where everything is bound and import the modules asked for, in the order that gin will read."""

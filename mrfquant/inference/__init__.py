@@ -1,7 +1,8 @@
 """Solvers: each minimises an energy over the labels of a network's parameters."""
 
+import mrfquant.inference.optimizers  # noqa: F401 - registers torch's optimizers with gin
 from mrfquant.inference.base import Inference
-from mrfquant.inference.latent import BinaryConnect, LatentInference, ProxQuant, Rounded
+from mrfquant.inference.latent import BinaryConnect, LatentInference, ProxQuant
 from mrfquant.inference.mean_field import MeanField
 from mrfquant.inference.projected import (
     MirrorDescent,
@@ -23,6 +24,5 @@ __all__ = [
     "ProximalICM",
     "ProximalMeanField",
     "Reference",
-    "Rounded",
     "SparsemaxPGD",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -96,37 +96,3 @@ class ProxQuant(LatentInference):
             x.add_((nearest - x).clamp_(-reach, reach))
             self.clip(block, x)
         block.w.copy_(x if block.scale is None else x * block.scale)
-
-
-@configurable(supplied=["labelling", "optimizer"])
-class Rounded(LatentInference):
-    """Labels that were assigned to a trained network (`mrfquant.rounding`) and stay as they are.
-
-    Args:
-        solver: the name of what assigned them.
-    """
-
-    method = "ROUND"
-    relaxed = False
-
-    def __init__(self, labelling: Labelling, optimizer: OptimizerRecipe, solver: str = "") -> None:
-        super().__init__(labelling, optimizer)
-        self.method = f"ROUND {solver}".strip()
-
-    def gradient(self, block: Block, x: Tensor) -> None:
-        return None
-
-    def project(self, block: Block, x: Tensor) -> None:
-        block.write_labels(block.nearest(x))
-
-    @torch.no_grad()
-    def assign(self, answers: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Give every labelled parameter its labels, in its shape, and its scales, one for each of its first indices."""
-        labelled, scales = self.labelling.labelled, self.labelling.scale
-        values = torch.empty_like(labelled.w)
-        for name, (labels, scale) in answers.items():
-            labelled.view(name, values).copy_(self.labelling.block_of(name).q[labels])
-            labelled.view(name, scales).copy_(scale.view(-1, *[1] * (labels.dim() - 1)).expand(labels.shape))
-        for block, x in self.items():
-            x.copy_(values[block.start : block.start + block.m])
-        self.project_all()

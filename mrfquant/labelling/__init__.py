@@ -4,5 +4,6 @@ from mrfquant.labelling.block import Block
 from mrfquant.labelling.flat import FlatParameters
 from mrfquant.labelling.labelling import Labelling
 from mrfquant.labelling.levels import LevelSet, uniform
+from mrfquant.labelling.selection import weights_of
 
-__all__ = ["Block", "FlatParameters", "Labelling", "LevelSet", "uniform"]
+__all__ = ["Block", "FlatParameters", "Labelling", "LevelSet", "uniform", "weights_of"]

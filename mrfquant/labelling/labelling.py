@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling.block import Block
 from mrfquant.labelling.flat import FlatParameters
 from mrfquant.labelling.levels import LevelSet
+from mrfquant.labelling.selection import PRESETS
 
 Levels = Sequence[float] | LevelSet
 
@@ -30,6 +31,9 @@ class Labelling:
         model: the network, already on its device.
         levels: the levels of every labelled parameter, or a mapping from name patterns (as in a shell: '*' and '?') to
             levels of which the first that matches counts; None labels nothing.
+        which: what is labelled: 'everything', as in the paper; 'weights', those of linear, convolutional, attention and
+            recurrent layers; 'inner weights', these without the first and the last layer's; or a function from the
+            network to the names, such as `weights_of(nn.Linear)`. Patterns choose among these.
         exclude: patterns of names that stay free in any case.
         scale: 'none' uses the levels as they are; a number multiplies them; 'layer' and 'channel' multiply the levels
             of each tensor, or of each slice along its first dimension (a layer's output channel), by the mean
@@ -46,6 +50,7 @@ class Labelling:
         levels: Levels | Mapping[str, Levels] | None = None,
         exclude: Sequence[str] = (),
         scale: Literal["none", "layer", "channel"] | float = "none",
+        which: Literal["everything", "weights", "inner weights"] | Callable[..., Any] = "everything",
     ) -> None:
         if isinstance(scale, bool) or (not isinstance(scale, str) and not 0 < scale < math.inf):
             raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel' or a number above 0")
@@ -55,7 +60,12 @@ class Labelling:
         if not trainable:
             raise BadInput("the network has no trainable parameter: there is nothing to label or to train")
         self.model = model
-        sets = _sets_by_name(trainable, levels, exclude)
+        selected = PRESETS[which](model) if isinstance(which, str) else set(which(model))
+        if unknown := selected - {name for name, _ in model.named_parameters(remove_duplicate=False)}:
+            raise BadInput(f"Labelling.which selects {min(unknown)!r}: there is no such parameter", "Labelling.which")
+        sets = {n: s for n, s in _sets_by_name(trainable, levels, exclude).items() if n in selected}
+        if levels is not None and not sets:
+            raise BadInput("which and exclude leave no parameter to label: leave something in", "Labelling.exclude")
         ordered = {s: {n: p for n, p in trainable.items() if sets.get(n) == s} for s in dict.fromkeys(sets.values())}
         self.labelled = FlatParameters({n: p for group in ordered.values() for n, p in group.items()})
         self.free = FlatParameters({n: p for n, p in trainable.items() if n not in sets})

@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-import mrfquant.inference.optimizers  # noqa: F401 - registers torch's optimizers with gin
 from mrfquant.config.settings import configurable, recipe
 from mrfquant.errors import BadSetting
 from mrfquant.inference import Inference, ProximalMeanField

@@ -1,11 +1,10 @@
-"""Between runs, packed files and networks that compute."""
+"""Between packed files and networks that compute."""
 
 from __future__ import annotations
 
 import inspect
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,38 +38,6 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
     model.load_state_dict(network.state_dict() | counters)
     model.packed_network = network  # type: ignore[assignment]
     return model.eval()
-
-
-def pack_run(path: Path, encoding: Encoding = "bits") -> PackedNetwork:
-    """The best model of a finished run; refuses one that is not quantized, or not on its levels."""
-    from mrfquant.config.gin_files import Config, isolated_gin
-    from mrfquant.data import data_root
-    from mrfquant.storage.run_folder import RunFolder
-    from mrfquant.training.experiment import Experiment
-
-    folder = RunFolder.open(path)
-    best, summary = folder.best(), folder.summary()
-    with isolated_gin(), torch.random.fork_rng(devices=[]):
-        config = Config(folder.config, ["Experiment.smoke = True"])  # the shape of the data suffices
-        with config.locate_errors():
-            experiment = Experiment(device=torch.device("cpu"), data_root=data_root())
-            temperature = experiment.trainer().temperature
-    if not experiment.labelling.blocks:
-        raise BadInput(f"{path} is not quantized: there are no labels to pack; train it with levels, as [-1, 1]")
-    data, model = experiment.dataset, experiment.model
-    origin = {
-        **{key: experiment.identity()[key] for key in ("method", "dataset", "seed")},
-        "run": folder.path.resolve().name,
-        "top1": round(summary["test_top1"], 4),
-    }
-    if temperature != 1:
-        origin["temperature"] = temperature  # to divide the logits by, for probabilities
-    if summary.get("stand_in"):
-        origin["stand_in"] = True
-    network = pack_model(model, experiment.labelling, best["model"], best["solution"].get("scale"), encoding)
-    network.images = {"mean": list(data.mean), "std": list(data.std), "classes": list(data.classes)}
-    network.origin = origin
-    return network
 
 
 def pack_model(

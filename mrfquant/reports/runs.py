@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mrfquant.errors import BadInput
+from mrfquant.storage.run_folder import RunFolder, is_number
 from mrfquant.text import printable
 
 Warn = Callable[[str], None]
-
-FIGURES = ("test_top1", "best_val_top1", "seconds", "steps_per_second")  # what a summary has to hold
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Run:
     """One run as its folder tells it.
 
     Attributes:
-        fields: the summary; of an unfinished run, what its log says about it (method, model, seed, ...).
+        fields: the summary; of an unfinished run, its identity (method, model, seed, ...).
         settings: the operative gin settings, {"Geometric.rho": "1.2"}, values as gin writes them, macros as "%name".
         records: the lines of metrics.jsonl, by iteration.
         finished: it has a summary.
@@ -57,11 +55,6 @@ class Run:
         """The iterations at which `metric` was recorded, and its values."""
         points = [(r["iteration"], r[metric]) for r in self.records if is_number(r.get(metric))]
         return [i for i, _ in points], [v for _, v in points]
-
-
-def is_number(value: Any) -> bool:
-    """A finite int or float; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 
 
 def find_runs(paths: Sequence[Path], warn: Warn) -> list[Path]:
@@ -104,86 +97,20 @@ def read_run(path: Path, warn: Warn) -> Run:
     def tell(what: str) -> None:
         warn(f"{printable(str(path))}: {what}")
 
-    fields = _introduction(_text(path / "log.txt", tell)[:4096])
-    summary = _summary(path / "summary.json", tell)
-    settings = read_settings(_text(path / "operative.gin", tell))
+    folder = RunFolder(path)
+    identity = _or_none(folder.identity, tell, "identity.json is damaged: it is left out") or {}
+    summary = _or_none(folder.summary, tell, "summary.json is damaged: taken as unfinished")
+    settings = _or_none(folder.settings, tell, "operative.gin cannot be read") or {}
     if not settings:
         tell("it has no operative.gin that can be read: its settings are not compared")
-    records = _records(path / "metrics.jsonl", tell)
-    return Run(path, {**fields, **(summary or {})}, settings, records, summary is not None)
+    records = _or_none(lambda: folder.records(tell), tell, "metrics.jsonl cannot be read") or []
+    return Run(path, {**identity, **(summary or {})}, settings, records, summary is not None)
 
 
-def _text(path: Path, tell: Warn) -> str:
+def _or_none(read: Callable[[], T], tell: Warn, what: str) -> T | None:
+    """What a file says; one that cannot be read is told and treated as not there."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    except OSError as error:
-        tell(f"{path.name} cannot be read ({error.strerror})")
-        return ""
-
-
-def _summary(path: Path, tell: Warn) -> dict[str, Any] | None:
-    text = _text(path, tell)
-    if not text and not path.exists():
+        return read()
+    except (BadInput, OSError):
+        tell(what)
         return None
-    try:
-        summary = json.loads(text)
-        missing = [name for name in FIGURES if not is_number(summary[name])]
-    except (ValueError, TypeError, LookupError, RecursionError):
-        missing = list(FIGURES)
-    if missing:
-        tell("summary.json is damaged: taken as unfinished")
-        return None
-    return summary
-
-
-def _records(path: Path, tell: Warn) -> list[dict[str, Any]]:
-    """The records up to the first that is damaged; a last line that a crash cut short is normal and not told."""
-    records: list[dict[str, Any]] = []
-    lines = _text(path, tell).splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            whole = isinstance(record["iteration"], int)
-        except (ValueError, TypeError, LookupError, RecursionError):
-            whole = False
-        if not whole:
-            if number < len(lines):
-                tell(f"metrics.jsonl is damaged in line {number}: its curves end there")
-            break
-        records.append(record)
-    return sorted(records, key=lambda r: r["iteration"])
-
-
-# The first lines of log.txt, as mrfquant.commands.run introduces a run.
-WHO = re.compile(r"^(?P<method>\S.*?)  (?:(?P<bits>\d+)-bit )?(?P<model>\S+) on (?P<dataset>\S+), seed (?P<seed>-?\d+)")
-WHAT = re.compile(r"^(?P<parameters>[\d,]+) parameters, (?P<labelled>[\d,]+) of them .*; (?P<iterations>[\d,]+) iter")
-
-
-def _introduction(log: str) -> dict[str, Any]:
-    """What the log says about a run that has no summary yet."""
-    lines = log.splitlines()
-    who, what = (next(filter(None, map(pattern.match, lines)), None) for pattern in (WHO, WHAT))
-    if not who or not what:
-        return {}
-    fields: dict[str, Any] = {key: who[key] for key in ("method", "model", "dataset")}
-    fields |= {"stand_in": lines[0].startswith("STAND-IN"), "seed": int(who["seed"])}
-    fields |= {key: int(what[key].replace(",", "")) for key in ("parameters", "labelled", "iterations")}
-    return {**fields, "bits": int(who["bits"] or 32)}
-
-
-BINDING = re.compile(r"([\w./-]+) = *(.*)")
-
-
-def read_settings(gin: str) -> dict[str, str]:
-    """The bindings of an operative.gin as text; `Name.parameter = \\` goes on in the indented lines below it."""
-    settings: dict[str, str] = {}
-    name = None
-    for line in gin.splitlines():
-        if name and line[:1].isspace():
-            settings[name] = f"{settings[name]} {line.strip()}".strip()
-        elif binding := BINDING.fullmatch(line):
-            name = binding[1] if "." in binding[1] else f"%{binding[1]}"
-            settings[name] = binding[2].removesuffix("\\").strip()
-        else:
-            name = None
-    return settings

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
+from mrfquant.compute import background
+from mrfquant.errors import BadInput, RunFailed
 from mrfquant.reproduction.tables import Cell
+from mrfquant.storage.run_folder import RunFolder
+from mrfquant.training import Interrupted
+from mrfquant.training.launch import launch
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,9 @@ class Campaign:
     Args:
         scale: 'paper' takes the configurations of gin/, 'small' those of gin/small/.
         jobs: cells at a time; they share the cores evenly.
-        options: arguments handed on to every run, resumed or not. settings: bindings for every new run that leave its
-            results as they are. smoke: stand-in data in every run.
+        options: of `launch` for every run, resumed or not: device, data, wandb.
+        settings: bindings for every new run that leave its results as they are.
+        smoke: stand-in data in every run.
     """
 
     def __init__(
@@ -42,13 +48,13 @@ class Campaign:
         scale: str,
         out: Path,
         jobs: int = 1,
-        options: Sequence[str] = (),
+        options: Mapping[str, Any] | None = None,
         settings: Sequence[str] = (),
         smoke: bool = False,
     ) -> None:
         self.cells, self.seeds, self.scale, self.out, self.jobs = cells, seeds, scale, out, jobs
-        self.options, self.settings, self.smoke = options, settings, smoke
-        self._running: set[subprocess.Popen[str]] = set()
+        self.options, self.settings, self.smoke = dict(options or {}), settings, smoke
+        self._running: set[BaseProcess] = set()
         self._lock = threading.Lock()
         self._stopping = False
 
@@ -81,40 +87,44 @@ class Campaign:
         with self._lock:
             self._stopping = True
             for process in self._running:
-                process.send_signal(signal.SIGTERM)  # the run saves its state and ends
+                process.terminate()  # the run saves its state and ends
         shutdown(cancel_futures=True)
 
     def _run(self, cell: Cell, seed: int) -> Outcome:
         folder = self.folder(cell, seed)
-        if (folder / "config.gin").exists():
-            what = ["--resume", str(folder)]
-        else:
-            config = f"gin/{'small/' if self.scale == 'small' else ''}{cell.config}.gin"
-            bindings = [word for setting in (*cell.settings, *self.settings) for word in ("--set", setting)]
-            what = ["--gin", config, *bindings, "--seed", str(seed), "--out", str(folder)]
-            what += ["--smoke"] if self.smoke else []
+        arguments = {
+            "config": f"gin/{'small/' if self.scale == 'small' else ''}{cell.config}.gin",
+            "bindings": [*cell.settings, *self.settings],
+            "seed": seed,
+            "smoke": self.smoke,
+            "out": folder,
+            **self.options,
+        }
         threads = max(1, (os.cpu_count() or 1) // self.jobs)
-        with self._lock:
-            if self._stopping:
-                return Outcome(cell, seed, None, "not started")
-            process = subprocess.Popen(
-                [sys.executable, "-m", "mrfquant", "run", *what, *self.options],
-                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,  # Ctrl-C reaches this process only, which then asks the runs to stop
-            )
-            self._running.add(process)
-        output, _ = process.communicate()
-        with self._lock:
-            self._running.discard(process)
-        lines = output.strip().splitlines()
+        with tempfile.NamedTemporaryFile() as log:
+            with self._lock:
+                if self._stopping:
+                    return Outcome(cell, seed, None, "not started")
+                process = background(run_cell, arguments, log=Path(log.name), threads=threads)
+                self._running.add(process)
+            process.join()
+            with self._lock:
+                self._running.discard(process)
+            lines = Path(log.name).read_text(errors="replace").strip().splitlines()
         return Outcome(cell, seed, self._accuracy(cell, seed), lines[-1] if lines else "")
 
     def _accuracy(self, cell: Cell, seed: int) -> float | None:
-        from mrfquant.storage.run_folder import RunFolder  # here, since it imports torch
-
         summary = RunFolder(self.folder(cell, seed)).summary()
         return summary and summary["test_top1"]
+
+
+def run_cell(arguments: Mapping[str, Any]) -> int:
+    """Run a cell, or continue it, in a process of its own; the last line that it prints says what went wrong."""
+    try:
+        launch(**arguments, resume=True)
+    except (BadInput, RunFailed) as error:
+        print(error)
+        return 1
+    except Interrupted as stopped:
+        return 128 + stopped.signal
+    return 0

@@ -1,7 +1,8 @@
 """Rounding trained networks: the labels of a layer as a pairwise Markov random field."""
 
+from mrfquant.rounding.labels import Rounded
 from mrfquant.rounding.network import LayerReport, Rounding
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.solvers import SOLVERS, RoundingSolver
 
-__all__ = ["SOLVERS", "LayerProblem", "LayerReport", "Rounding", "RoundingSolver"]
+__all__ = ["SOLVERS", "LayerProblem", "LayerReport", "Rounded", "Rounding", "RoundingSolver"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from mrfquant.rounding.solvers import SOLVERS, RoundGPTQ
 BatchNorm = nn.modules.batchnorm._BatchNorm
 RANK_DAMPING = 0.1  # where there are fewer inputs than weights of a row
 Several = Annotated[int, Check(lambda v: v > 1, "a whole number above 1")]
-SolverName = Literal["nearest", "gptq", "icm", "mean_field", "tree"]
+SolverName = Annotated[str, Check(lambda v: v in SOLVERS, f"one of {', '.join(SOLVERS)}")]
 Batches = Callable[[], Iterator[Tensor]]  # the calibration images, from the first at each call
 
 

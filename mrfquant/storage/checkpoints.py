@@ -6,12 +6,13 @@ import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from mrfquant.errors import BadInput, RunFailed
 from mrfquant.storage.files import atomic
+
+if TYPE_CHECKING:
+    import torch  # imported where a state is read or written: to look at a folder takes none
 
 State = dict[str, Any]
 
@@ -80,6 +81,8 @@ class Checkpoints:
 
 
 def _write(path: Path, state: State) -> None:
+    import torch
+
     try:
         with atomic(path) as file:
             torch.save(state, file)
@@ -90,6 +93,8 @@ def _write(path: Path, state: State) -> None:
 
 def _load(path: Path, map_location: torch.device | str = "cpu") -> State:
     """Read a checkpoint; weights_only refuses anything but tensors and plain values."""
+    import torch
+
     try:
         with zipfile.ZipFile(path) as archive:  # torch's own reader does not compare the checksums
             if damaged := archive.testzip():

@@ -6,21 +6,24 @@ import fcntl
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from mrfquant.errors import BadInput
+from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.storage.files import write_json, write_text
-from mrfquant.training import Checkpoints
 
+if TYPE_CHECKING:
+    import torch  # reading the folder of a run takes no torch
+
+FIGURES = ("test_top1", "best_val_top1", "seconds", "steps_per_second")  # what a summary has to hold
 PACKAGES = ("mrfquant", "torch", "torchvision", "numpy", "gin-config", "wandb")
 
 
@@ -29,6 +32,7 @@ class RunFolder:
 
     config.gin     as asked for, includes expanded
     operative.gin  as used, defaults too
+    identity.json  what is run: method, network, data, seed, iterations
     env.json       versions, device, git commit, command
     metrics.jsonl  a record per line
     log.txt        what the console said
@@ -75,22 +79,38 @@ class RunFolder:
                 raise BadInput(f"another process is at work on {self.path}: wait until it ends, or stop it") from None
             yield
 
+    def identity(self) -> dict[str, Any]:
+        """What is run, known from the start on; nothing for runs of before there was identity.json."""
+        return _read_object(self.path / "identity.json") or {}
+
     def summary(self) -> dict[str, Any] | None:
         """The results of a finished run, or None."""
         path = self.path / "summary.json"
-        if not path.exists():
-            return None
-        try:
-            summary = json.loads(path.read_text())
-            return {"test_top1": summary["test_top1"], "best_iteration": summary["best_iteration"], **summary}
-        except (OSError, ValueError, TypeError, KeyError):
-            raise BadInput(f"{path} is damaged: delete it and resume the run") from None
+        summary = _read_object(path)
+        if summary is not None and not all(is_number(summary.get(name)) for name in FIGURES):
+            raise _damaged(path)
+        return summary
+
+    def records(self, warn: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
+        """The records of metrics.jsonl by iteration; `warn` hears of damaged lines, which are left out."""
+        return read_records(self.metrics, warn)
+
+    def settings(self) -> dict[str, str]:
+        """The settings as used, {"Geometric.rho": "1.2"}: values as gin writes them, macros as "%name"."""
+        path = self.path / "operative.gin"
+        return read_settings(path.read_text(encoding="utf-8", errors="replace")) if path.exists() else {}
 
     def best(self) -> dict[str, Any]:
         """The best model: `model`, its state dict, rounded; `solution`, where the solver stood."""
         if (summary := self.summary()) is None:
             raise BadInput(f"{self.path} is not finished: resume it first")
+        if not isinstance(summary.get("best_iteration"), int):
+            raise _damaged(self.path / "summary.json")
         return self.checkpoints.best(summary["best_iteration"])
+
+    def write_identity(self, identity: dict[str, Any]) -> None:
+        """Note what is run, before it starts."""
+        write_json(self.path / "identity.json", identity)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Finish the run."""
@@ -110,6 +130,63 @@ class RunFolder:
         write_json(path, {"sessions": [*sessions, environment(device)]})
 
 
+def is_number(value: Any) -> bool:
+    """A finite int or float; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+
+
+def read_records(path: Path, warn: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
+    """The records of a JSON-lines file; a last line that a crash cut short is normal and not told."""
+    records: list[dict[str, Any]] = []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            whole = isinstance(record["iteration"], int)
+        except (ValueError, TypeError, LookupError, RecursionError):
+            whole = False
+        if whole:
+            records.append(record)
+        elif number < len(lines):
+            warn(f"{path.name} is damaged in line {number}: it is left out")
+    return sorted(records, key=lambda r: r["iteration"])
+
+
+BINDING = re.compile(r"([\w./-]+) = *(.*)")
+
+
+def read_settings(gin: str) -> dict[str, str]:
+    """The bindings of an operative.gin as text; `Name.parameter = \\` goes on in the indented lines below it."""
+    settings: dict[str, str] = {}
+    name = None
+    for line in gin.splitlines():
+        if name and line[:1].isspace():
+            settings[name] = f"{settings[name]} {line.strip()}".strip()
+        elif binding := BINDING.fullmatch(line):
+            name = binding[1] if "." in binding[1] else f"%{binding[1]}"
+            settings[name] = binding[2].removesuffix("\\").strip()
+        else:
+            name = None
+    return settings
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where there is no file."""
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        raise _damaged(path) from None
+    if not isinstance(found, dict):
+        raise _damaged(path)
+    return found
+
+
+def _damaged(path: Path) -> BadInput:
+    return BadInput(f"{path} is damaged: delete it and resume the run")
+
+
 def new_run_path(runs: Path, name: str, seed: int) -> Path:
     """A path under `runs` that is free: name, seed, time."""
     stem = f"{name}-seed{seed}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -121,6 +198,8 @@ def new_run_path(runs: Path, name: str, seed: int) -> Path:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Versions, device, git commit, command."""
+    import torch
+
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": " ".join(sys.orig_argv),

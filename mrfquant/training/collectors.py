@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -14,6 +13,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from mrfquant.storage.files import write_text
+from mrfquant.storage.run_folder import read_records
 from mrfquant.text import duration, silence
 
 Values = Mapping[str, float]
@@ -55,17 +55,6 @@ class JsonLines(Collector):
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         if self._file:
             self._file.close()
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file, without lines that are none, such as the last when a crash cut it short."""
-    records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with contextlib.suppress(ValueError):
-            record = json.loads(line)
-            if isinstance(record, dict) and isinstance(record.get("iteration"), int):
-                records.append(record)
-    return records
 
 
 class Console(Collector):

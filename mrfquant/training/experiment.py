@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-import mrfquant.inference.optimizers  # registers torch's optimizers with gin
-import mrfquant.models  # registers the networks with gin
-import mrfquant.rounding  # noqa: F401 - registers the settings of rounded runs with gin
+import mrfquant.models  # noqa: F401 - registers the networks with gin
 from mrfquant.compute import Team, synchronise_batch_norm
 from mrfquant.config.settings import Seed, built, configurable, recipe
 from mrfquant.data import Dataset, stand_in
@@ -19,7 +17,7 @@ from mrfquant.data.stand_in import INFOS
 from mrfquant.errors import BadInput
 from mrfquant.inference import Inference, Reference
 from mrfquant.labelling import Labelling
-from mrfquant.training import Checkpoints, Collector, Trainer
+from mrfquant.training.trainer import Trainer
 
 SMOKE_ITERATIONS = 20
 KINDS = {
@@ -75,23 +73,10 @@ class Experiment:
         self.labelling = Labelling(self.model)
         self.inference: Inference = _built("inference", inference(self.labelling, _with_clear_errors(optimizer)))
 
-    def trainer(
-        self, checkpoints: Checkpoints | None = None, collectors: Sequence[Collector] = (), **more: Any
-    ) -> Trainer:
+    def trainer(self) -> Trainer:
         """The loop over these parts, with the settings that gin has for it."""
-        trainer = Trainer(
-            self.model,
-            self.dataset,
-            self.inference,
-            seed=self.seed,
-            checkpoints=checkpoints,
-            collectors=collectors,
-            team=self.team,
-            **more,
-        )
-        if self.smoke:
-            trainer.iterations = min(trainer.iterations, SMOKE_ITERATIONS)
-        return trainer
+        limit = SMOKE_ITERATIONS if self.smoke else None
+        return Trainer(self.model, self.dataset, self.inference, seed=self.seed, limit=limit, team=self.team)
 
     def identity(self) -> dict[str, Any]:
         """What was run, for summaries and titles."""

@@ -25,15 +25,17 @@ AGREE_INTERVAL = 10  # iterations
 
 
 class Interrupted(Exception):
-    """The run was asked to stop and has saved its state."""
+    """The run was asked to stop and has saved its state; `signal` is what asked, if it was one."""
+
+    signal: int = 0
 
 
-@configurable(supplied=["model", "dataset", "inference", "seed", "checkpoints", "collectors", "should_stop", "team"])
+@configurable(supplied=["model", "dataset", "inference", "seed", "limit", "team"])
 class Trainer:
     """Minimises the cross-entropy of `model` with `inference`; the best on validation is the result.
 
     Args:
-        iterations: steps in all; nothing here counts epochs.
+        iterations: steps in all, `limit` at most; nothing here counts epochs.
         batch_size: images per step.
         eval_interval: evaluate on validation and save a checkpoint every so many iterations.
         log_interval: record the mean training loss every so many iterations (the loop's only other sync).
@@ -62,16 +64,14 @@ class Trainer:
         compile: bool = False,
         per_layer: bool = False,
         seed: int = 0,
-        checkpoints: Checkpoints | None = None,
-        collectors: Sequence[Collector] = (),
-        should_stop: Callable[[], bool] = lambda: False,
+        limit: int | None = None,
         team: Team | None = None,
     ) -> None:
         self.model, self.dataset, self.inference = model, dataset, inference
-        self.iterations, self.eval_interval, self.log_interval = iterations, eval_interval, log_interval
+        self.iterations = iterations if limit is None else min(iterations, limit)
+        self.eval_interval, self.log_interval = eval_interval, log_interval
         self.learning_rate = learning_rate or Constant(1.0)
         self.label_smoothing, self.temperature, self.per_layer = label_smoothing, temperature, per_layer
-        self.checkpoints, self.collectors, self.should_stop = checkpoints, collectors, should_stop
         self.team = team or Team()
         self.device = dataset.train.images.device
         ranks = (self.team.rank, self.team.world_size)
@@ -80,16 +80,33 @@ class Trainer:
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=low)
         self.forward: Callable[[Tensor], Tensor] = torch.compile(model) if compile else model
 
-        inference.budget, inference.energy.temperature = iterations, temperature
+        inference.prepare(self.iterations, temperature)
+        self.checkpoints: Checkpoints | None = None
+        self.collectors: Sequence[Collector] = ()
         self.iteration = 0
         self.seconds = 0.0  # spent in the loop, by this process and those it resumes
         self.best: dict[str, float] | None = None  # iteration and validation figures of the best model
         self._best_state: dict[str, Any] | None = None  # kept here only when there is no folder for it
         self._losses: list[Tensor] = []  # of the iterations since the last record
 
-    def run(self) -> dict[str, float]:
-        """Train from the present iteration to the last; returns the figures of the best model, tested."""
-        self.inference.budget = self.iterations
+    def run(
+        self,
+        checkpoints: Checkpoints | None = None,
+        collectors: Sequence[Collector] = (),
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> dict[str, float]:
+        """Train from the present iteration to the last.
+
+        Args:
+            checkpoints: where the states go. collectors: where the figures go. should_stop: asked after each step.
+
+        Returns:
+            The figures of the best model, tested.
+
+        Raises:
+            Interrupted: `should_stop` said so; the state is saved.
+        """
+        self.checkpoints, self.collectors = checkpoints, collectors
         for collector in self.collectors:
             collector.start(self.iteration, self.iterations)
         self.model.train()
@@ -102,7 +119,7 @@ class Trainer:
             evaluate_now = self.iteration % self.eval_interval == 0 or self.iteration == self.iterations
             if evaluate_now or self.iteration % self.log_interval == 0:
                 self._record(evaluate_now)
-            if self._asked_to_stop() and self.iteration < self.iterations:
+            if self._asked_to_stop(should_stop) and self.iteration < self.iterations:
                 self._losses = [
                     torch.tensor(loss, device=self.device) for loss in self._finite_losses()
                 ]  # of whole batches
@@ -126,11 +143,11 @@ class Trainer:
         logits = self.forward(images)
         return logits if self.temperature == 1 else logits / self.temperature
 
-    def _asked_to_stop(self) -> bool:
+    def _asked_to_stop(self, should_stop: Callable[[], bool]) -> bool:
         """Processes stop together, so they have to agree, which costs a sync: now and then."""
         if self.team.world_size > 1 and self.iteration % AGREE_INTERVAL:
             return False
-        return self.team.any(self.should_stop(), self.device)
+        return self.team.any(should_stop(), self.device)
 
     def _record(self, evaluate_now: bool) -> None:
         losses = self._finite_losses()
@@ -216,7 +233,6 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state saved by a trainer of the same configuration."""
-        self.inference.budget = self.iterations  # schedules that end with the run are asked while loading
         self.iteration, self.seconds, self.best = state["iteration"], state["seconds"], state["best"]
         self._losses = [torch.tensor(loss, device=self.device) for loss in state["losses"]]
         self.batches.load_state_dict(state["batches"])

@@ -13,8 +13,9 @@ import mrfquant
 from mrfquant.commands import eval as evaluation
 from mrfquant.commands import inspect_labels as inspect
 from mrfquant.commands import pack, run
+from mrfquant.commands.pack import pack_run
 from mrfquant.labelling import Labelling
-from mrfquant.packing import PackedNetwork, pack_run
+from mrfquant.packing import PackedNetwork
 from mrfquant.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]

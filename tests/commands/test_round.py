@@ -73,8 +73,8 @@ def test_weights_from_a_file_and_a_layer_left_out(float_run, tmp_path, capsys):
     ("words", "expected"),
     [
         (["--run", "nowhere"], "nowhere is not a run"),
-        (["--run", "RUN", "--exclude", "nothing"], "--exclude 'nothing' fits no weight; there are layers.0.weight"),
-        (["--run", "RUN", "--exclude", "*"], "leaves no weight to round"),
+        (["--run", "RUN", "--exclude", "nothing"], "the pattern 'nothing' of the labelling decides about no parameter"),
+        (["--run", "RUN", "--exclude", "*"], "leave no parameter to label"),
         (["--run", "RUN", "--bits", "0"], "uniform.bits = 0"),
         (["--run", "RUN", "--bits", "9"], "uniform.bits = 9, expected a whole number from 1 to 8"),
         (["--run", "RUN", "--solver", "gptq", "--start", "tree"], "gptq takes every weight anew"),

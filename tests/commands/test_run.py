@@ -66,7 +66,16 @@ def test_a_run_writes_everything_it_promises(run, tmp_path):
     folder = tmp_path / "run"
     assert (status, err) == (0, "")
     assert {f.name for f in folder.iterdir()} == {
-        *("config.gin", "operative.gin", "env.json", "metrics.jsonl", "summary.json", "log.txt", "checkpoints"),
+        *(
+            "config.gin",
+            "operative.gin",
+            "identity.json",
+            "env.json",
+            "metrics.jsonl",
+            "summary.json",
+            "log.txt",
+            "checkpoints",
+        ),
         ".lock",
     }
     summary = json.loads((folder / "summary.json").read_text())

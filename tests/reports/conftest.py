@@ -36,10 +36,6 @@ def make_run(tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.gin").write_text("")
         (folder / "operative.gin").write_text(OPERATIVE.format(method=method, seed=seed, rho=rho))
-        (folder / "log.txt").write_text(
-            f"{method}  1-bit lenet300 on mnist, seed {seed}, on cpu\n"
-            "8,192 parameters, 8,192 of them quantized; 400 iterations\n"
-        )
         if records is None:
             records = [
                 {"iteration": i, "loss": 1 / i, "beta": float(i), "val_top1": 80 + seed + i / 40, "flips": 0.5 / i}
@@ -48,8 +44,9 @@ def make_run(tmp_path):
             ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
         summary = {"method": method, "model": "lenet300", "dataset": "mnist", "stand_in": False, "seed": seed}
-        summary |= {"parameters": 8192, "labelled": 8192, "bits": 1, "iterations": 400, "best_val_top1": 91.0}
-        summary |= {"test_top1": top1, "seconds": 20.0, "steps_per_second": 20.0, **fields}
+        summary |= {"parameters": 8192, "labelled": 8192, "bits": 1, "iterations": 400}
+        (folder / "identity.json").write_text(json.dumps(summary))
+        summary |= {"best_val_top1": 91.0, "test_top1": top1, "seconds": 20.0, "steps_per_second": 20.0, **fields}
         (folder / "summary.json").write_text(json.dumps(summary))
         if top1 is None:
             (folder / "summary.json").unlink()

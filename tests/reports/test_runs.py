@@ -5,7 +5,8 @@ import json
 import pytest
 
 from mrfquant.errors import BadInput
-from mrfquant.reports.runs import find_runs, read_run, read_settings
+from mrfquant.reports.runs import find_runs, read_run
+from mrfquant.storage.run_folder import read_settings
 
 
 def test_runs_are_found_below_folders_each_once(make_run, tmp_path, told):
@@ -42,12 +43,19 @@ def test_a_finished_run_is_its_summary(make_run, told):
     assert told == []
 
 
-def test_an_unfinished_run_is_what_its_log_says(make_run, told):
+def test_an_unfinished_run_is_what_its_identity_says(make_run, told):
     run = read_run(make_run("run", None, method="PMF without auxiliary", seed=7), told.append)
     assert not run.finished
     assert run.state == "at iteration 400 of 400"
     identity = {"method": "PMF without auxiliary", "model": "lenet300", "dataset": "mnist", "seed": 7, "bits": 1}
     assert identity.items() <= run.fields.items()
+
+
+def test_an_unfinished_run_without_an_identity_is_shown_all_the_same(make_run, told):
+    folder = make_run("old", None)
+    (folder / "identity.json").unlink()
+    assert read_run(folder, told.append).state == "at iteration 400"
+    assert told == []
 
 
 @pytest.mark.parametrize(
@@ -63,13 +71,13 @@ def test_a_damaged_summary_is_told_and_the_run_taken_as_unfinished(make_run, tol
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1}', "\udcff", '{"iteration": "one"}'])
-def test_damaged_metrics_end_the_curves_and_are_told(make_run, told, line):
+def test_damaged_metrics_are_left_out_and_told(make_run, told, line):
     folder = make_run("broken")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     lines[2] = line
     (folder / "metrics.jsonl").write_text("\n".join(lines), errors="surrogateescape")
-    assert read_run(folder, told.append).iteration == 200
-    assert told == [f"{folder}: metrics.jsonl is damaged in line 3: its curves end there"]
+    assert read_run(folder, told.append).series("beta")[0] == [100, 200, 400]
+    assert told == [f"{folder}: metrics.jsonl is damaged in line 3: it is left out"]
 
 
 def test_a_last_line_that_a_crash_cut_short_is_dropped_silently(make_run, told):

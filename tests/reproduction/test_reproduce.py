@@ -58,7 +58,9 @@ def test_the_table_shows_mean_spread_paper_and_difference():
 def finished(folder, accuracy):
     folder.mkdir(parents=True)
     (folder / "config.gin").write_text("")
-    (folder / "summary.json").write_text(json.dumps({"test_top1": accuracy, "best_iteration": 0}))
+    (folder / "summary.json").write_text(
+        json.dumps({"test_top1": accuracy, "best_val_top1": 0, "seconds": 1, "steps_per_second": 1})
+    )
 
 
 def test_cells_that_are_done_are_only_read(tmp_path, capsys):
@@ -111,7 +113,7 @@ def test_settings_reach_every_new_run(tmp_path):
 def test_a_failing_cell_is_told_and_the_others_go_on(tmp_path, capsys):
     arguments = ["results", "--rows", "lenet300", "--methods", "PMF", "--device", "cuda:7", "--out", str(tmp_path)]
     assert main(arguments) == 1
-    assert "failed: error: there is no device 'cuda:7'" in capsys.readouterr().out
+    assert "failed: there is no device 'cuda:7'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def make(solver, levels, **settings):
     settings = {"iterations": 24, "eval_interval": 8, "log_interval": 4, "batch_size": 32} | settings
     records = Records()
     inference = solver(Labelling(model, levels), ADAM)
-    return Trainer(model, data, inference, learning_rate=CosineDecay(), collectors=[records], **settings), records
+    return Trainer(model, data, inference, learning_rate=CosineDecay(), **settings), records
 
 
 SOLVERS = {
@@ -48,23 +48,22 @@ SOLVERS = {
 def test_stopped_anywhere_it_goes_on_to_the_bit(name, stop):
     """Also with schedules that end with the run, which a new trainer must know the length of while it loads."""
     whole, expected = make(*SOLVERS[name])
-    whole_result = whole.run()
+    whole_result = whole.run(collectors=[expected])
     first, before = make(*SOLVERS[name])
-    first.should_stop = lambda: first.iteration == stop
     with pytest.raises(Interrupted):
-        first.run()
+        first.run(collectors=[before], should_stop=lambda: first.iteration == stop)
     state = copy.deepcopy(first.state_dict())
     best = first._best_state
     second, after = make(*SOLVERS[name])
     second.load_state_dict(state)
     second._best_state = best
-    assert second.run() == whole_result
+    assert second.run(collectors=[after]) == whole_result
     assert before.records + after.records == expected.records
 
 
 def test_the_best_model_is_kept_not_the_last():
     trainer, recorded = make(*SOLVERS["pmf, 2 levels"])
-    result = trainer.run()
+    result = trainer.run(collectors=[recorded])
     validated = {iteration: values["val_top1"] for iteration, values in recorded.records if "val_top1" in values}
     assert result["best_val_top1"] == max(validated.values())
     assert validated[result["best_iteration"]] == result["best_val_top1"]
@@ -91,7 +90,7 @@ def test_the_loss_is_of_smoothed_targets_and_logits_over_the_temperature():
     log_p = (network(images) / temperature).log_softmax(1)
     chosen = log_p.gather(1, labels[:, None])[:, 0]
     expected = -((1 - smoothing) * chosen + smoothing * log_p.mean(1)).mean()
-    trainer.run()
+    trainer.run(collectors=[records])
     ((_, values),) = records.records
     assert values["loss"] == pytest.approx(expected.item(), rel=1e-5)
     assert trainer.inference.energy.temperature == temperature  # its curvature is that of this loss

@@ -1,0 +1,27 @@
+"""The parts of a run that has ended, for commands that work on its network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mrfquant.storage.run_folder import RunFolder
+    from mrfquant.training.experiment import Experiment
+    from mrfquant.training.trainer import Trainer
+
+
+def rebuild(
+    folder: RunFolder, device: str = "auto", data: str | None = None, bindings: Sequence[str] = ()
+) -> tuple[Experiment, Trainer]:
+    """The experiment as it was configured, at its start, and its trainer; `bindings` change settings."""
+    import mrfquant.rounding  # noqa: F401 - registers what configurations of rounded networks name
+    from mrfquant.compute import choose_device
+    from mrfquant.config.gin_files import Config
+    from mrfquant.data import data_root
+    from mrfquant.training.experiment import Experiment
+
+    config = Config(folder.config, bindings)
+    with config.locate_errors():
+        experiment = Experiment(device=choose_device(device), data_root=data_root(data))
+        return experiment, experiment.trainer()

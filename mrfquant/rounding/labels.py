@@ -1,0 +1,52 @@
+"""The solver of a rounded network: it holds the labels that rounding has found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from mrfquant.config.settings import configurable
+from mrfquant.inference import LatentInference
+from mrfquant.inference.base import OptimizerRecipe
+from mrfquant.labelling import Block, Labelling
+from mrfquant.rounding.network import Rounding
+
+
+@configurable(supplied=["labelling", "optimizer"])
+class Rounded(LatentInference):
+    """Labels that were assigned to a trained network and stay as they are.
+
+    Args:
+        rounding: what assigns them.
+        solver: its name, where that is all that is known: runs of version 0.1 have it.
+    """
+
+    method = "ROUND"
+    relaxed = False
+
+    def __init__(
+        self, labelling: Labelling, optimizer: OptimizerRecipe, solver: str = "", rounding: Rounding | None = None
+    ) -> None:
+        super().__init__(labelling, optimizer)
+        self.rounding = rounding
+        self.method = f"ROUND {rounding.solver.name if rounding else solver}".strip()
+
+    def gradient(self, block: Block, x: Tensor) -> None:
+        return None
+
+    def project(self, block: Block, x: Tensor) -> None:
+        block.write_labels(block.nearest(x))
+
+    @torch.no_grad()
+    def assign(self, found: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Give every labelled parameter its labels, in its shape, and its scales, one for each of its first indices."""
+        labelled, scales = self.labelling.labelled, self.labelling.scale
+        values = torch.empty_like(labelled.w)
+        for name, (labels, scale) in found.items():
+            labelled.view(name, values).copy_(self.labelling.block_of(name).q[labels])
+            labelled.view(name, scales).copy_(scale.view(-1, *[1] * (labels.dim() - 1)).expand(labels.shape))
+        for block, x in self.items():
+            x.copy_(values[block.start : block.start + block.m])
+        self.project_all()

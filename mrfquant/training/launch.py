@@ -1,0 +1,214 @@
+"""From a configuration to a finished run: `mrfquant run`, sweeps and reproductions start theirs here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from mrfquant.compute import choose_device, join_team, noticing_lost_peers
+from mrfquant.config.gin_files import Config, nested_settings
+from mrfquant.data import data_root
+from mrfquant.errors import BadInput, RunFailed
+from mrfquant.storage.run_folder import RunFolder, new_run_path
+from mrfquant.text import duration
+from mrfquant.training.collectors import Collector, Console, JsonLines
+from mrfquant.training.experiment import Experiment
+from mrfquant.training.trainer import Interrupted, Trainer
+from mrfquant.training.wandb_collector import WandB, default_mode
+
+Say = Callable[[str], None]
+
+
+def launch(
+    config: str | os.PathLike[str] | None,
+    *,
+    bindings: Sequence[str] = (),
+    imports: Sequence[str] = (),
+    seed: int | None = None,
+    smoke: bool = False,
+    out: Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    data: str | None = None,
+    wandb: Literal["online", "offline", "disabled"] | None = None,
+    collectors: Sequence[Collector] = (),
+) -> RunFolder:
+    """Train and evaluate what a configuration describes, in a folder of its own.
+
+    Args:
+        config: a gin file, or None to continue a run.
+        bindings: further settings, as in gin. They, `seed` and `smoke` become part of the run's own config.gin.
+        imports: modules that register parts.
+        out: the run's folder; a new one under runs/ by default.
+        resume: continue the run that is in `out`, if there is one, as it was configured.
+        device: 'auto', or as torch calls it. data: the data root. wandb: the mode of Weights & Biases.
+        collectors: get the run's figures, too.
+
+    Returns:
+        The folder of the finished run; its `summary()` has the results.
+
+    Raises:
+        Interrupted: Ctrl-C or SIGTERM came; the run is saved and can be resumed.
+    """
+    resumed = resume and out is not None and RunFolder(out).config.exists()
+    if resumed:
+        folder = RunFolder.open(out)
+        if folder.summary() is not None:
+            return folder
+        read = Config(folder.config)
+    elif config is None:
+        raise BadInput(f"there is no run in {out} to resume: give the folder of a run, or a config to start one")
+    else:
+        seeds = [] if seed is None else [f"Experiment.seed = {seed}"]
+        read = Config(config, [*bindings, *seeds, *(["Experiment.smoke = True"] if smoke else [])], imports)
+    team, where = join_team(choose_device(device))
+    with read.locate_errors():
+        experiment = Experiment(device=where, data_root=data_root(data), team=team)
+        trainer = experiment.trainer()
+        read.check_all_used()
+    with StopRequest() as stop, ExitStack() as held:  # before there is a folder, so that nothing is left unsaid in it
+        if not resumed:
+            path = Path(team.agree(str(out or new_run_path(Path("runs"), read.file.stem, experiment.seed))))
+            folder = RunFolder.create(path, read.text()) if team.leads else RunFolder(path)
+        if team.leads:
+            held.enter_context(folder.owned())
+        console = Console(folder.log) if team.leads else Console(Path(os.devnull), open(os.devnull, "w"))  # noqa: SIM115
+        held.callback(console.close)
+        try:
+            if team.leads:
+                folder.write_environment(where)
+                folder.write_operative(read.operative())
+                folder.write_identity({**experiment.identity(), "iterations": trainer.iterations})
+            _introduce(console.say, experiment, trainer, folder)
+            if resumed:
+                _restore(console.say, trainer, folder)
+            listeners: list[Collector] = []
+            if team.leads:
+                listeners = [console, JsonLines(folder.metrics), *_wandb(wandb, experiment, folder), *collectors]
+            _train(trainer, experiment, folder, listeners, stop)
+            _conclude(console.say, folder)
+            return folder
+        except Interrupted as stopped:
+            stopped.signal = stop.signal or signal.SIGTERM
+            again = f"mrfquant run --resume {folder.path}"
+            console.say(f"stopped at iteration {trainer.iteration:,}; go on with: {again}")
+            raise
+        except (RunFailed, BadInput) as error:
+            console.say(f"the run did not finish: {error}")
+            raise
+        except OSError as error:
+            raise RunFailed(f"cannot write {error.filename or folder.path}: {error.strerror}") from None
+
+
+def _train(
+    trainer: Trainer, experiment: Experiment, folder: RunFolder, collectors: Sequence[Collector], stop: StopRequest
+) -> None:
+    """Run the loop, write the summary; the collectors hear of the end, whatever it is."""
+    summary = None
+    try:
+        with noticing_lost_peers():
+            result = trainer.run(folder.checkpoints, collectors, stop)
+        summary = {**experiment.identity(), "iterations": trainer.iterations, **result}
+        speed = trainer.iterations / max(trainer.seconds, 1e-9)
+        summary |= {"seconds": trainer.seconds, "steps_per_second": speed}
+        if experiment.team.leads:
+            folder.write_summary(summary)
+    finally:
+        for collector in collectors:
+            collector.finish(summary)
+
+
+def _wandb(mode: Any, experiment: Experiment, folder: RunFolder) -> list[Collector]:
+    """The W&B collector, or none when it is disabled."""
+    mode = mode or default_mode()
+    if mode == "disabled":
+        return []
+    identity = experiment.identity()
+    # Runs that differ in the seed only make a group: its name tells configurations apart, the seed left out.
+    settings = [line for line in folder.config.read_text().splitlines() if not line.startswith("Experiment.seed")]
+    digest = hashlib.sha256("\n".join(settings).encode()).hexdigest()[:6]
+    group = "-".join([identity["method"], identity["model"], identity["dataset"], digest]).replace(" ", "-")
+    tags = [identity["method"], identity["model"], identity["dataset"], f"{identity['bits']}-bit"]
+    tags += ["stand-in"] if experiment.smoke else []
+    return [WandB(folder.path, mode, folder.path.name, group, tags, {**identity, **nested_settings()})]
+
+
+def _introduce(say: Say, experiment: Experiment, trainer: Trainer, folder: RunFolder) -> None:
+    """Say what is about to run."""
+    who, data = experiment.identity(), experiment.dataset
+    if data.stand_in:
+        say(f"STAND-IN DATA of the shape of {who['dataset']}: shows that the config works, its figures mean nothing")
+    bits = "" if who["bits"] == 32 else f"{who['bits']}-bit "
+    processes = f"{experiment.team.world_size} x " if experiment.team.world_size > 1 else ""
+    where = f"{processes}{experiment.device.type}"
+    say(f"{who['method']}  {bits}{who['model']} on {who['dataset']}, seed {who['seed']}, on {where}")
+    say(f"{who['parameters']:,} parameters, {who['labelled']:,} of them quantized; {trainer.iterations:,} iterations")
+    say(f"{len(data.train):,} training, {len(data.val):,} validation, {len(data.test):,} test images")
+    say(f"folder {folder.path}")
+
+
+def _restore(say: Say, trainer: Trainer, folder: RunFolder) -> None:
+    """Load the newest checkpoint that is whole."""
+    state = folder.checkpoints.newest(say)
+    if state is None:
+        say("no checkpoint yet: starting from the beginning")
+        return
+    try:
+        trainer.load_state_dict(state)
+    except (BadInput, RuntimeError, ValueError, LookupError, TypeError) as error:  # torch's own where shapes differ
+        reason = str(error).split("\n")[0].rstrip(": ")
+        raise BadInput(
+            f"{folder.path} cannot be resumed, its checkpoint is of another config.gin than is there: {reason}"
+        ) from None
+    say(f"going on from iteration {trainer.iteration:,}")
+
+
+def _conclude(say: Say, folder: RunFolder) -> None:
+    """Say how it ended."""
+    if (summary := folder.summary()) is None:
+        return  # another process of the team writes it
+    stand_in = " (STAND-IN DATA)" if summary["stand_in"] else ""
+    say("")
+    say(f"test top-1   {summary['test_top1']:.2f} %   top-5 {summary['test_top5']:.2f} %{stand_in}")
+    say(f"validation   {summary['best_val_top1']:.2f} % at iteration {summary['best_iteration']:,}, the best")
+    say(f"time         {duration(summary['seconds'])}, {summary['steps_per_second']:,.4g} steps/s")
+    say(f"results in   {folder.path}")
+
+
+class StopRequest:
+    """Within the block, true once Ctrl-C or SIGTERM has asked to stop; asked again, the process stops at once.
+
+    Signals reach the main thread only: in another one, nothing is caught and it stays false.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+
+    def __call__(self) -> bool:
+        return self.signal is not None
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
