@@ -21,6 +21,7 @@ setup(
     package_dir={"mrfquant.configs": "gin"},
     package_data={
         "mrfquant": ["py.typed", "*.pyi"],
+        "mrfquant.data": ["digits.npz"],
         "mrfquant.configs": ["*.gin", "*/*.gin", "*/*.space"],
         "mrfquant.reports": ["*.html", "*.css", "*.js"],
     },
@@ -32,7 +33,6 @@ setup(
         "scipy",
         "networkx",
         "lazy_loader>=0.4",  # public names without importing torch
-        "scikit-learn",  # the embedded digits
         "gin-config>=0.5",
         "typeguard>=4",  # checks settings against the signatures of the parts
         "tqdm",
@@ -45,6 +45,6 @@ setup(
     extras_require={
         "onnx": ONNX,
         "fast": FAST,
-        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", *ONNX, *FAST],
+        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", *ONNX, *FAST, "scikit-learn"],
     },
 )

@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def make_picture(labels: int, noise: float, seed: int) -> Picture:
-    """Digits of scikit-learn side by side, as `labels` grey values, and the same with Gaussian noise."""
+    """The embedded digits side by side, as `labels` grey values, and the same with Gaussian noise."""
     import torch
     from torch.nn.functional import pad
 
