@@ -39,12 +39,11 @@ setup(
         "wandb>=0.18",
         "matplotlib",
         "optuna>=4.9",
-        "torchmetrics>=1.0",  # calibration error
         "safetensors>=0.4",  # packed networks
     ],
     extras_require={
         "onnx": ONNX,
         "fast": FAST,
-        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", *ONNX, *FAST, "scikit-learn"],
+        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", *ONNX, *FAST, "scikit-learn", "torchmetrics>=1.0"],
     },
 )
