@@ -43,7 +43,8 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
 
 def pack_run(path: Path, encoding: Encoding = "bits") -> PackedNetwork:
     """The best model of a finished run; refuses one that is not quantized, or not on its levels."""
-    from mrfquant.config.gin_files import Config, isolated_gin
+    from mrfquant.config.gin_files import Config
+    from mrfquant.config.gin_internals import isolated_gin
     from mrfquant.data import data_root
     from mrfquant.storage.run_folder import RunFolder
     from mrfquant.training.experiment import Experiment
