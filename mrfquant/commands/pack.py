@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrfquant.commands.parser import Parser, run_command, writable
+from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
@@ -33,11 +34,10 @@ def parser() -> Parser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Pack, write, say what takes how much."""
-    from mrfquant.packing import pack_run
-    from mrfquant.packing.onnx_export import check_packages
-
     if arguments.onnx:
-        check_packages()
+        need_extra("onnx", "--onnx")
+    from mrfquant.packing import pack_run
+
     network = pack_run(arguments.run, "base3" if arguments.base3 else "bits")
     if arguments.base3 and not any(p.encoding == "base3" for p in network.parameters.values()):
         raise BadInput(f"--base3 is for three levels, {arguments.run} has none: leave it out")
