@@ -14,7 +14,7 @@ from typing import Any
 
 from mrfquant.commands.parser import Parser, run_command
 from mrfquant.config.extras import need_extra
-from mrfquant.config.gin_files import Config
+from mrfquant.config.gin_files import Config, shipped
 from mrfquant.config.search_space import Dimension, read_space
 from mrfquant.errors import BadInput, RunFailed
 from mrfquant.storage.files import write_text
@@ -230,6 +230,7 @@ def describe(trial: Any) -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Lead or work."""
     need_extra("sweep", "sweep")
+    arguments.space = shipped(arguments.space) or arguments.space
     arguments.out = arguments.out or Path("runs") / f"sweep-{Path(arguments.gin).stem}"
     arguments.storage = arguments.storage or f"sqlite:///{arguments.out / 'study.db'}"
     return lead(arguments) if arguments.worker is None else work(arguments)

@@ -19,8 +19,9 @@ from mrfquant.config.plugins import import_installed_plugins, import_plugin
 from mrfquant.errors import BadInput
 
 PACKAGE = Path(__file__).parent.parent
-# The configs lie beside the package in a checkout and inside it when it was installed from a wheel.
-CONFIGS = next((f for f in (PACKAGE.parent / "gin", PACKAGE / "configs") if f.is_dir()), PACKAGE.parent / "gin")
+# The configs lie beside the package in a checkout and inside it when it was installed from a wheel; beside it is then
+# the library gin.
+CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "gin"
 
 
 class Config:
@@ -123,13 +124,18 @@ def nested_settings() -> dict[str, dict[str, Any]]:
     return settings
 
 
+def shipped(file: Path) -> Path | None:
+    """The file as given, or among the package's own configs by its path from the top or its bare name, or None."""
+    inside = file.relative_to("gin") if file.parts[:1] == ("gin",) else file
+    candidates = (file, CONFIGS.parent / file, CONFIGS / inside, CONFIGS / f"{inside}.gin")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
 def _find(file: Path) -> Path:
-    """The file as given, or among the package's own configs, by its path from the top or by its bare name."""
-    for candidate in (file, CONFIGS.parent / file, CONFIGS / file, CONFIGS / f"{file}.gin"):
-        if candidate.is_file():
-            return candidate
+    if found := shipped(file):
+        return found
     near = difflib.get_close_matches(file.stem, [f.stem for f in CONFIGS.glob("*.gin")], n=1)
-    hint = f"did you mean {CONFIGS.name}/{near[0]}.gin?" if near else f"the configs that come along are in {CONFIGS}"
+    hint = f"did you mean gin/{near[0]}.gin?" if near else f"the configs that come along are in {CONFIGS}"
     raise BadInput(f"there is no config file {file}: {hint}")
 
 
