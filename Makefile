@@ -11,7 +11,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check
 .PHONY: run test test-slow clean
 
 run: .venv/installed
-	.venv/bin/python -m mrfquant.run --gin $(GIN) $(ARGS)
+	.venv/bin/mrfquant run --gin $(GIN) $(ARGS)
 
 test: .venv/installed
 	.venv/bin/ruff check .

@@ -5,8 +5,32 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-ONNX = ["onnx", "onnxscript", "onnxruntime"]
-FAST = ["numba"]  # products with packed weights on the CPU
+# What labelling and training a network needs. A package that is imported at the top of a module is one of these.
+NEEDED = [
+    "torch>=2.5",
+    "torchvision",
+    "numpy",
+    "scipy",
+    "networkx",
+    "pillow",  # the images of TinyImageNet
+    "lazy_loader>=0.4",  # public names without importing torch
+    "gin-config>=0.5,<0.6",  # bounded: mrfquant/config/gin_internals.py reads its private state
+    "typeguard>=4",  # checks settings against the signatures of the parts
+    "tqdm",
+    "wandb>=0.18",
+    "safetensors>=0.4",  # packed networks
+]
+# What some commands need; mrfquant/config/extras.py says what to install where it is missing.
+EXTRAS = {
+    "sweep": ["optuna>=4.9"],
+    "reports": ["matplotlib"],  # figures: compare --png, inspect --png, bench --png, denoise
+    "onnx": ["onnx", "onnx-ir", "onnxscript", "onnxruntime"],
+    "fast": ["numba"],  # loops over memory on the CPU
+}
+ALL = [package for extra in EXTRAS.values() for package in extra]
+# What developing needs: to check the code, and what results are compared with.
+TOOLS = ["pytest", "pytest-xdist", "hypothesis", "ruff", "setuptools"]
+TRUTHS = ["scikit-learn", "torchmetrics>=1.0"]
 
 setup(
     name="mrfquant",
@@ -21,30 +45,11 @@ setup(
     package_dir={"mrfquant.configs": "gin"},
     package_data={
         "mrfquant": ["py.typed", "*.pyi"],
+        "mrfquant.data": ["digits.npz"],
         "mrfquant.configs": ["*.gin", "*/*.gin", "*/*.space"],
         "mrfquant.reports": ["*.html", "*.css", "*.js"],
     },
     entry_points={"console_scripts": ["mrfquant = mrfquant.__main__:main"]},
-    install_requires=[
-        "torch>=2.5",
-        "torchvision",
-        "numpy",
-        "scipy",
-        "networkx",
-        "lazy_loader>=0.4",  # public names without importing torch
-        "scikit-learn",  # the embedded digits
-        "gin-config>=0.5",
-        "typeguard>=4",  # checks settings against the signatures of the parts
-        "tqdm",
-        "wandb>=0.18",
-        "matplotlib",
-        "optuna>=4.9",
-        "torchmetrics>=1.0",  # calibration error
-        "safetensors>=0.4",  # packed networks
-    ],
-    extras_require={
-        "onnx": ONNX,
-        "fast": FAST,
-        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", *ONNX, *FAST],
-    },
+    install_requires=NEEDED,
+    extras_require={**EXTRAS, "all": ALL, "test": [*ALL, *TOOLS, *TRUTHS]},
 )

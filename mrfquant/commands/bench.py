@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mrfquant.commands.parser import Parser, run_command
+from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 from mrfquant.storage.files import write_json
 from mrfquant.text import aligned
@@ -99,6 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
     for flag, least in (("seconds", 0), ("threads", 1)):
         if not getattr(arguments, flag) >= least:
             raise BadInput(f"--{flag} {getattr(arguments, flag)}, expected at least {least}")
+    if arguments.png:
+        need_extra("reports", "--png")
     import torch
 
     from mrfquant.benchmarks.networks import NETWORKS

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mrfquant.commands.parser import Parser, run_command, writable
+from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 from mrfquant.storage.files import write_text
 
@@ -52,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     by = [name.strip() for name in arguments.by.split(",") if name.strip()]
     if not by:
         raise BadInput("--by names nothing: give fields of summary.json or gin settings, such as method,model")
+    if arguments.png:
+        need_extra("reports", "--png")
     notes: list[str] = []
 
     def warn(text: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrfquant.commands.parser import Parser, run_command
+from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     for flag in ("noise", "smoothness"):
         if not 1e-6 <= getattr(arguments, flag) <= 1e6:
             raise BadInput(f"--{flag} {getattr(arguments, flag)}, expected a number above 0, from 1e-6 to 1e6")
+    need_extra("reports", "denoise")
     from mrfquant.commands.infer import on_device
     from mrfquant.compute import choose_device
     from mrfquant.config.gin_files import Config
@@ -100,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def make_picture(labels: int, noise: float, seed: int) -> Picture:
-    """Digits of scikit-learn side by side, as `labels` grey values, and the same with Gaussian noise."""
+    """The embedded digits side by side, as `labels` grey values, and the same with Gaussian noise."""
     import torch
     from torch.nn.functional import pad
 

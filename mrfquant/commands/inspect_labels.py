@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrfquant.commands.parser import Parser, run_command
+from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 from mrfquant.text import aligned
 
@@ -45,6 +46,8 @@ def parser() -> Parser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, draw the histograms."""
+    if arguments.png:
+        need_extra("reports", "--png")
     from mrfquant.commands.pack import pack_run
     from mrfquant.packing import PackedNetwork
 

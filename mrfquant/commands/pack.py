@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrfquant.commands.parser import Parser, run_command, writable
+from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
@@ -34,10 +35,8 @@ def parser() -> Parser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Pack, write, say what takes how much."""
-    from mrfquant.packing.onnx_export import check_packages
-
     if arguments.onnx:
-        check_packages()
+        need_extra("onnx", "--onnx")
     network = pack_run(arguments.run, "base3" if arguments.base3 else "bits")
     if arguments.base3 and not any(p.encoding == "base3" for p in network.parameters.values()):
         raise BadInput(f"--base3 is for three levels, {arguments.run} has none: leave it out")
@@ -55,7 +54,7 @@ def pack_run(path: Path, encoding: Encoding = "bits") -> PackedNetwork:
     import torch
 
     from mrfquant.commands.finished_run import rebuild
-    from mrfquant.config.gin_files import isolated_gin
+    from mrfquant.config.gin_internals import isolated_gin
     from mrfquant.packing import pack_model
     from mrfquant.storage.run_folder import RunFolder
 

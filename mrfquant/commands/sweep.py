@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mrfquant.commands.parser import Parser, run_command
-from mrfquant.config.gin_files import Config
+from mrfquant.config.extras import need_extra
+from mrfquant.config.gin_files import Config, shipped
 from mrfquant.config.search_space import Dimension, read_space
 from mrfquant.errors import BadInput, RunFailed
 from mrfquant.storage.files import write_text
@@ -222,6 +223,8 @@ def describe(trial: Any) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search."""
+    need_extra("sweep", "sweep")
+    arguments.space = shipped(arguments.space) or arguments.space
     arguments.out = arguments.out or Path("runs") / f"sweep-{Path(arguments.gin).stem}"
     arguments.storage = arguments.storage or f"sqlite:///{arguments.out / 'study.db'}"
     return lead(arguments)

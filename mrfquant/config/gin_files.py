@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import logging
 import os
@@ -15,30 +14,14 @@ from typing import Any
 import gin
 from gin.config_parser import BindingStatement, ConfigParser, ImportStatement, IncludeStatement, ParserDelegate
 
+from mrfquant.config import gin_internals
 from mrfquant.config.plugins import import_installed_plugins, import_plugin
 from mrfquant.errors import BadInput
 
 PACKAGE = Path(__file__).parent.parent
-# The configs lie beside the package in a checkout and inside it when it was installed from a wheel.
-CONFIGS = next((f for f in (PACKAGE.parent / "gin", PACKAGE / "configs") if f.is_dir()), PACKAGE.parent / "gin")
-STATE = ("_CONFIG", "_OPERATIVE_CONFIG", "_SINGLETONS", "_IMPORTS")  # what gin knows of the files it has read
-
-
-@contextmanager
-def isolated_gin() -> Iterator[None]:
-    """Whatever configuration is read within the block, gin is afterwards as it was before."""
-    state = gin.config
-    kept = {name: copy.deepcopy(getattr(state, name)) for name in STATE}
-    prefixes, locked = list(state._LOCATION_PREFIXES), gin.config_is_locked()
-    try:
-        yield
-    finally:
-        with gin.unlock_config():
-            for name, value in kept.items():
-                getattr(state, name).clear()
-                getattr(state, name).update(value)
-        state._LOCATION_PREFIXES[:] = prefixes
-        state._set_config_is_locked(locked)
+# The configs lie beside the package in a checkout and inside it when it was installed from a wheel; beside it is then
+# the library gin.
+CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "gin"
 
 
 class Config:
@@ -53,7 +36,7 @@ class Config:
         self.file = _find(Path(file))
         self._places: dict[str, str] = {}  # 'scope/Name.parameter' or 'macro' -> where it was bound last
         # Absolute: gin would take a relative folder for a Python package.
-        gin.config._LOCATION_PREFIXES[:] = [str(f.resolve()) for f in (Path(), self.file.parent, CONFIGS)]
+        gin_internals.set_search_folders([str(f.resolve()) for f in (Path(), self.file.parent, CONFIGS)])
         for module in imports:
             import_plugin(module, "--import")
             gin.parse_config(f"import {module}")  # so that the configuration as text has it
@@ -92,8 +75,8 @@ class Config:
         Args:
             in_files: those of the file, too; where only some of its parts are built, those of `--set` alone count.
         """
-        used = gin.config._OPERATIVE_CONFIG
-        for (scope, selector), parameters in gin.config._CONFIG.items():
+        used = gin_internals.used()
+        for (scope, selector), parameters in gin_internals.bound().items():
             for parameter in parameters:
                 readers = [s for (s, sel), values in used.items() if sel == selector and parameter in values]
                 if not any(s == scope or not scope or s.startswith(f"{scope}/") for s in readers):
@@ -111,7 +94,7 @@ class Config:
             for statement in ConfigParser(text, _Names()):
                 place = f"{_short(file)}:{statement.location.line_num}"
                 if isinstance(statement, IncludeStatement):
-                    files = [Path(prefix) / statement.filename for prefix in gin.config._LOCATION_PREFIXES]
+                    files = [Path(folder) / statement.filename for folder in gin_internals.search_folders()]
                     for found in [f for f in files if f.exists()][:1]:  # gin tells if there is none
                         self._survey(found)
                 elif isinstance(statement, BindingStatement):
@@ -139,7 +122,7 @@ def _binding(scope: str, selector: str, parameter: str) -> str:
 def nested_settings() -> dict[str, dict[str, Any]]:
     """The operative settings as {"scope/Name": {parameter: value}}, values as gin writes them."""
     settings: dict[str, dict[str, Any]] = {}
-    for (scope, selector), parameters in gin.config._OPERATIVE_CONFIG.items():
+    for (scope, selector), parameters in gin_internals.used().items():
         if parameters and selector != "gin.macro":
             name = "/".join(filter(None, [scope, selector.rpartition(".")[2]]))
             plain = (bool, int, float, str, type(None))
@@ -147,13 +130,18 @@ def nested_settings() -> dict[str, dict[str, Any]]:
     return settings
 
 
+def shipped(file: Path) -> Path | None:
+    """The file as given, or among the package's own configs by its path from the top or its bare name, or None."""
+    inside = file.relative_to("gin") if file.parts[:1] == ("gin",) else file
+    candidates = (file, CONFIGS.parent / file, CONFIGS / inside, CONFIGS / f"{inside}.gin")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
 def _find(file: Path) -> Path:
-    """The file as given, or among the package's own configs, by its path from the top or by its bare name."""
-    for candidate in (file, CONFIGS.parent / file, CONFIGS / file, CONFIGS / f"{file}.gin"):
-        if candidate.is_file():
-            return candidate
+    if found := shipped(file):
+        return found
     near = difflib.get_close_matches(file.stem, [f.stem for f in CONFIGS.glob("*.gin")], n=1)
-    hint = f"did you mean {CONFIGS.name}/{near[0]}.gin?" if near else f"the configs that come along are in {CONFIGS}"
+    hint = f"did you mean gin/{near[0]}.gin?" if near else f"the configs that come along are in {CONFIGS}"
     raise BadInput(f"there is no config file {file}: {hint}")
 
 
@@ -184,7 +172,7 @@ def _parse(parse: Any, what: str) -> None:
 
 
 def _known_names() -> list[str]:
-    return [selector.rpartition(".")[2] for selector in gin.config._REGISTRY._selector_map]
+    return [selector.rpartition(".")[2] for selector in gin_internals.registered()]
 
 
 def _short(path: Path) -> str:

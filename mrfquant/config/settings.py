@@ -23,6 +23,7 @@ from typing import Annotated, Any, TypeVar
 import gin
 from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 
+from mrfquant.config.gin_internals import registered_as
 from mrfquant.errors import BadInput, BadSetting
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -82,8 +83,7 @@ def configurable(part: T | None = None, *, supplied: Sequence[str] = ()) -> T:
         part.__init__ = _checked(part.__init__, supplied)  # type: ignore[misc]
     else:
         part = _checked(part, supplied)
-    selectors = gin.config._REGISTRY.matching_selectors(part.__name__)
-    if twins := [s for s in selectors if s != f"{part.__module__}.{part.__name__}"]:
+    if twins := [s for s in registered_as(part.__name__) if s != f"{part.__module__}.{part.__name__}"]:
         raise BadInput(f"{part.__module__}.{part.__name__} has the name of {twins[0]}: give it another")
     return gin.configurable(part, denylist=list(supplied) or None)
 

@@ -2,7 +2,8 @@
 
 torch runs a chain of operations one by one, each over all variables. `mrfquant.kernels.simplex` does the whole chain
 for a few variables at a time, compiled by numba. `usable` says for which tensors; for others, and without numba (pip
-install numba), the projections call torch, with the same results to rounding. Names and shapes are theirs.
+install 'mrfquant[fast]'), the projections call torch, without a word and with the same results to rounding. Names and
+shapes are theirs.
 """
 
 from __future__ import annotations

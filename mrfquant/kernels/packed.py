@@ -6,8 +6,8 @@ encoding "bits" of `mrfquant.packing.bits`, for 3 it is "base3".
 
 The product never builds float weights. All that a byte can add to a result is a table of at most 256 sums of its
 columns' inputs times their levels, so every result is a sum of entries that the row's bytes choose: one lookup for 8
-weights of two levels. It is compiled by numba (pip install numba); without numba `compiled` gives None and the
-layers unpack their weights and multiply by torch, with the same results to rounding.
+weights of two levels. It is compiled by numba (pip install 'mrfquant[fast]'); without numba `compiled` gives None
+and the layers unpack their weights and multiply by torch, with the same results to rounding.
 """
 
 from __future__ import annotations

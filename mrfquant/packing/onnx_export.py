@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 from mrfquant.packing.bits import TRITS, label_bits
 from mrfquant.packing.parameter import PackedParameter
@@ -41,7 +41,7 @@ def export_onnx(model: nn.Module, packed: Mapping[str, PackedParameter], shape: 
         shape: of an image.
         path: of the file.
     """
-    check_packages()
+    need_extra("onnx", "writing ONNX")
     import onnx_ir
     from onnx_ir.passes import common
 
@@ -53,12 +53,6 @@ def export_onnx(model: nn.Module, packed: Mapping[str, PackedParameter], shape: 
     del proto.graph.value_info[:]  # shapes of what is computed: runtimes infer them
     with atomic(path) as file:
         file.write(proto.SerializeToString())
-
-
-def check_packages() -> None:
-    """Raise unless what writes ONNX is installed."""
-    if not all(find_spec(package) for package in ("onnx", "onnx_ir", "onnxscript")):
-        raise BadInput("the packages for ONNX are not installed: pip install 'mrfquant[onnx]'")
 
 
 def _plain(model: nn.Module, shape: tuple[int, ...]) -> Model:

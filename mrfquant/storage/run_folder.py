@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mrfquant import __version__
 from mrfquant.errors import BadInput
 from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.storage.files import write_json, write_text
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import torch  # reading the folder of a run takes no torch
 
 FIGURES = ("test_top1", "best_val_top1", "seconds", "steps_per_second")  # what a summary has to hold
-PACKAGES = ("mrfquant", "torch", "torchvision", "numpy", "gin-config", "wandb")
+PACKAGES = ("torch", "torchvision", "numpy", "gin-config", "wandb")
 
 
 class RunFolder:
@@ -205,7 +206,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "command": " ".join(sys.orig_argv),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {"mrfquant": __version__, **{name: _version(name) for name in PACKAGES}},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
         "git_commit": _git_commit(),
@@ -221,11 +222,13 @@ def _version(package: str) -> str | None:
 
 def _git_commit() -> str | None:
     """The commit of the source, with '+' when it was changed since; None outside a checkout."""
-    here = Path(__file__).parent
+    top = Path(__file__).parents[2]
+    if not (top / ".git").exists():  # installed, perhaps somewhere in a checkout of something else
+        return None
     try:
         ask = [["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]]
         commit, changed = (
-            subprocess.run(c, cwd=here, capture_output=True, text=True, check=True, env={**os.environ}).stdout.strip()
+            subprocess.run(c, cwd=top, capture_output=True, text=True, check=True, env={**os.environ}).stdout.strip()
             for c in ask
         )
     except (OSError, subprocess.CalledProcessError):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mrfquant.config.gin_files import isolated_gin
+from mrfquant.config.gin_internals import isolated_gin
 from mrfquant.errors import BadSetting
 from mrfquant.labelling import Labelling
 

@@ -4,10 +4,10 @@ import csv
 import re
 from pathlib import Path
 
-import gin
 import pytest
 import torch
 
+from mrfquant.config import gin_internals
 from mrfquant.config.gin_files import CONFIGS, Config
 from mrfquant.training.experiment import Experiment
 
@@ -58,7 +58,7 @@ def settings(name):
     Config(f"{name}.gin")
     return {
         f"{selector.rpartition('.')[2]}.{parameter}": value
-        for (_, selector), bound in gin.config._CONFIG.items()
+        for (_, selector), bound in gin_internals.bound().items()
         for parameter, value in bound.items()
     }
 

@@ -1,11 +1,14 @@
 """Mistakes in a gin file are told with their place; a binding that nothing reads is a mistake."""
 
+import shutil
 from pathlib import Path
 
 import gin
 import pytest
 
-from mrfquant.config.gin_files import Config, nested_settings
+import mrfquant.training.experiment  # noqa: F401 - the names in the configs
+from mrfquant.config import gin_files
+from mrfquant.config.gin_files import CONFIGS, Config, nested_settings
 from mrfquant.errors import BadInput
 from mrfquant.schedules import CosineDecay, StepDecay
 
@@ -120,10 +123,19 @@ def test_a_used_macro_and_a_scope_in_use_are_no_mistakes(write):
     config.check_all_used()
 
 
+def test_configs_and_spaces_are_found_by_the_same_names_in_a_wheel(tmp_path, monkeypatch):
+    """There the configs are in mrfquant/configs, and the folder gin is the library."""
+    shutil.copytree(CONFIGS, tmp_path / "mrfquant" / "configs")
+    monkeypatch.setattr(gin_files, "CONFIGS", tmp_path / "mrfquant" / "configs")
+    monkeypatch.chdir(tmp_path)
+    for name in ("ref_lenet300_digits", "gin/ref_lenet300_digits.gin", "gin/small/ref_vgg16_cifar10.gin"):
+        assert Config(name).file.is_relative_to(tmp_path)
+    assert gin_files.shipped(Path("gin/spaces/pmf.space")) == tmp_path / "mrfquant/configs/spaces/pmf.space"
+    assert "did you mean gin/ref_lenet300_digits.gin?" in refused("gin/ref_lenet300_digts.gin")
+
+
 @pytest.mark.parametrize("name", ["ref_lenet300_digits", "gin/ref_lenet300_digits.gin"])
 def test_the_projects_own_configs_are_found_from_anywhere(name, tmp_path, monkeypatch):
-    import mrfquant.training.experiment  # noqa: F401 - the names in the config
-
     monkeypatch.chdir(tmp_path)
     assert Config(name).file.stem == "ref_lenet300_digits"
 

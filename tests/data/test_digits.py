@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
-from mrfquant.data import Dataset, digits
+from mrfquant.data import Dataset, Split, digits
+from mrfquant.data.digits import FILE
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +24,28 @@ def test_sizes_and_shape(dataset):
     assert dataset.shape == (1, 28, 28)
     assert dataset.num_classes == 10
     assert not dataset.augment
+
+
+def from_scikit_learn() -> list[Split]:
+    """The splits as scikit-learn stratifies them; digits.npz has the source and which image is in which."""
+    bunch = load_digits()
+    pixels = torch.from_numpy(bunch.images).float()[:, None] * (255 / 16)
+    images = F.interpolate(pixels, size=(28, 28), mode="bilinear").round().to(torch.uint8)
+    labels = torch.from_numpy(bunch.target).long()
+    rest, test = train_test_split(range(len(labels)), test_size=300, stratify=labels, random_state=0)
+    train, val = train_test_split(rest, test_size=300, stratify=labels[rest], random_state=0)
+    return [Split(images[part], labels[part]) for part in (train, val, test)]
+
+
+def test_they_are_scikit_learns_to_the_bit(dataset):
+    for split, expected in zip((dataset.train, dataset.val, dataset.test), from_scikit_learn(), strict=True):
+        for ours, theirs in ((split.images, expected.images), (split.labels, expected.labels)):
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs)
+
+
+def test_the_file_is_small():
+    assert FILE.stat().st_size < 100_000
 
 
 def test_splits_are_disjoint_and_complete(dataset):

@@ -6,8 +6,9 @@ from torch import nn
 from torch.nn import functional
 
 from mrfquant.data import normalise, stand_in
+from mrfquant.data.torchvision_import import import_torchvision
 from mrfquant.training import evaluate
-from mrfquant.training.evaluation import predict, score
+from mrfquant.training.evaluation import calibration_error, predict, score
 
 
 @pytest.fixture
@@ -49,6 +50,27 @@ def test_scores_follow_their_definitions():
     assert found["top1"] == 50
     assert found["nll"] == pytest.approx(-(torch.log(torch.tensor([0.9, 0.1]))).mean().item())
     assert found["ece"] == pytest.approx(0.4, abs=1e-6)
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize("classes", [2, 10])
+def test_calibration_error_is_that_of_torchmetrics(classes, sharpness):
+    import_torchvision()  # torchmetrics imports it, and some builds need help
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    torch.manual_seed(0)
+    probabilities = (sharpness * torch.randn(1000, classes)).softmax(1)
+    probabilities = probabilities[probabilities.amax(1) < 1]  # torchmetrics has a bin of its own for exactly 1
+    labels = torch.randint(classes, (len(probabilities),))
+    for bins in (1, 15):
+        expected = multiclass_calibration_error(probabilities, labels, classes, n_bins=bins).item()
+        assert calibration_error(probabilities, labels, bins).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_full_confidence_is_in_the_last_bin():
+    """0.95, right, and 1, wrong: accuracy 1/2, confidence 0.975."""
+    probabilities = torch.tensor([[0.95, 0.05], [1.0, 0.0]])
+    assert calibration_error(probabilities, torch.tensor([0, 1])).item() == pytest.approx(0.475, abs=1e-6)
 
 
 def test_predictions_are_probabilities_at_a_temperature(network):
