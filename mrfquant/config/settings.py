@@ -58,9 +58,9 @@ def recipe(kind: type, words: str) -> Any:
     return Annotated[Callable[..., Any], makes(kind, words)]
 
 
-def configured(part: Callable[..., T]) -> T:
-    """The part, built with the settings that the gin files have for it."""
-    return part()
+def configured(part: Callable[..., T], **supplied: Any) -> T:
+    """The part, built with what is given here and the settings that gin has for it."""
+    return part(**supplied)
 
 
 def built(binding: str, value: Any, kind: type[T], words: str) -> T:

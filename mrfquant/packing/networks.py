@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mrfquant.config.plugins import import_installed_plugins
+from mrfquant.config.settings import configured
 from mrfquant.errors import BadInput
 from mrfquant.models import NETWORKS
 from mrfquant.packing.bits import Encoding
@@ -41,6 +42,11 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
     return model.eval()
 
 
+def packed_network(model: nn.Module) -> PackedNetwork:
+    """What the file says that a network was loaded from."""
+    return vars(model)["packed_network"]
+
+
 def pack_run(path: Path, encoding: Encoding = "bits") -> PackedNetwork:
     """The best model of a finished run; refuses one that is not quantized, or not on its levels."""
     from mrfquant.config.gin_files import Config, isolated_gin
@@ -53,7 +59,7 @@ def pack_run(path: Path, encoding: Encoding = "bits") -> PackedNetwork:
     with isolated_gin(), torch.random.fork_rng(devices=[]):
         config = Config(folder.config, ["Experiment.smoke = True"])  # the shape of the data suffices
         with config.locate_errors():
-            experiment = Experiment(device=torch.device("cpu"), data_root=data_root())
+            experiment = configured(Experiment, device=torch.device("cpu"), data_root=data_root())
             temperature = experiment.trainer().temperature
     if not experiment.labelling.blocks:
         raise BadInput(f"{path} is not quantized: there are no labels to pack; train it with levels, as [-1, 1]")
