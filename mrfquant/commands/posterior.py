@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from mrfquant.compute import choose_device
     from mrfquant.config.gin_files import Config
+    from mrfquant.config.settings import configured
     from mrfquant.data import data_root
     from mrfquant.storage.files import write_json
     from mrfquant.storage.run_folder import RunFolder
@@ -56,7 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     folder = RunFolder.open(arguments.run)
     config = Config(folder.config)
     with config.locate_errors():
-        experiment = Experiment(device=choose_device(arguments.device), data_root=data_root(arguments.data))
+        device, root = choose_device(arguments.device), data_root(arguments.data)
+        experiment = configured(Experiment, device=device, data_root=root)
         trainer = experiment.trainer()
     experiment.inference.budget = trainer.iterations
     best = folder.best()
