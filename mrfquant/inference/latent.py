@@ -80,9 +80,11 @@ class ProxQuant(LatentInference):
     @property
     def frozen(self) -> bool:
         """Whether the weights have been rounded for good."""
-        if self.iteration and self.budget is None:
+        if not self.iteration:
+            return False
+        if self.budget is None:
             raise BadInput("ProxQuant freezes near the end of the run: set the solver's budget to its number of steps")
-        return self.iteration > 0 and self.iteration >= self.freeze * self.budget
+        return self.iteration >= self.freeze * self.budget
 
     def gradient(self, block: Block, x: Tensor) -> Tensor | None:
         return None if self.frozen else super().gradient(block, x)
@@ -123,6 +125,7 @@ class Rounded(LatentInference):
     def assign(self, answers: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Give every labelled parameter its labels, in its shape, and its scales, one for each of its first indices."""
         labelled, scales = self.labelling.labelled, self.labelling.scale
+        assert scales is not None, "the labelling has no scales to set"
         values = torch.empty_like(labelled.w)
         for name, (labels, scale) in answers.items():
             labelled.view(name, values).copy_(self.labelling.block_of(name).q[labels])
