@@ -45,6 +45,6 @@ setup(
     extras_require={
         "onnx": ONNX,
         "fast": FAST,
-        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", *ONNX, *FAST],
+        "test": ["pytest", "pytest-xdist", "hypothesis", "mypy", "ruff", *ONNX, *FAST],
     },
 )
