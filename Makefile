@@ -1,5 +1,5 @@
 # make run [GIN=gin/other.gin] [ARGS="--seed 1"]   train and evaluate a network
-# make test                                        ruff and the test suite (minutes)
+# make test                                        ruff, mypy and the test suite (minutes)
 # make test-slow                                   the checks that take longer
 # Everything is installed into .venv, once, from the versions pinned in constraints.txt.
 
@@ -16,6 +16,7 @@ run: .venv/installed
 test: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/mypy
 	.venv/bin/python -m pytest -n auto -m "not slow"
 
 test-slow: .venv/installed
@@ -30,4 +31,4 @@ test-slow: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -29,7 +29,7 @@ EXTRAS = {
 }
 ALL = [package for extra in EXTRAS.values() for package in extra]
 # What developing needs: to check the code, and what results are compared with.
-TOOLS = ["pytest", "pytest-xdist", "hypothesis", "ruff", "setuptools"]
+TOOLS = ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "setuptools"]
 TRUTHS = ["scikit-learn", "torchmetrics>=1.0"]
 
 setup(

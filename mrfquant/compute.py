@@ -181,12 +181,13 @@ class _SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):
         mean = _Sum.apply(wide.sum(dims)) / count
         centred = wide - mean.view(shape)
         variance = _Sum.apply((centred * centred).sum(dims)) / count
-        if self.track_running_stats:
+        means, variances, seen = self.running_mean, self.running_var, self.num_batches_tracked
+        if self.track_running_stats and means is not None and variances is not None and seen is not None:
             with torch.no_grad():
-                self.num_batches_tracked += 1
-                momentum = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
-                self.running_mean.lerp_(mean, momentum)
-                self.running_var.lerp_(variance * count / (count - 1), momentum)
+                seen += 1
+                momentum = self.momentum if self.momentum is not None else 1 / float(seen)
+                means.lerp_(mean, momentum)
+                variances.lerp_(variance * count / (count - 1), momentum)
         y = centred * torch.rsqrt(variance + self.eps).view(shape)
         if self.weight is not None:
             y = y * self.weight.view(shape) + self.bias.view(shape)

@@ -98,7 +98,7 @@ def measure_steps(options: Options) -> Iterator[tuple[str, Row]]:
     parq = peer("torchao.prototype.parq", "torchao") if options.peers else None
     for name in options.models:
         build, shape = NETWORKS[name]
-        sides = {"float": Float(build, shape)} | {f"d={d}": PMF(build, shape, d) for d in LEVELS}
+        sides = {"float": Float(build, shape), **{f"d={d}": PMF(build, shape, d) for d in LEVELS}}
         if parq and name.startswith("lenet"):  # on large networks the step is the network's, whatever quantizes it
             sides["PARQ"] = PARQ(build, shape, parq)
         yield name, ratios(in_turns(sides, options))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -40,7 +40,7 @@ class Unfused(PMF):
     """The step without the compiled chains of `mrfquant.kernels.dispatch`."""
 
     def update(self) -> None:
-        kept, fused.SMALLEST = fused.SMALLEST, math.inf
+        kept, fused.SMALLEST = fused.SMALLEST, sys.maxsize
         try:
             super().update()
         finally:
@@ -54,12 +54,14 @@ def measure_parts(options: Options) -> Iterator[tuple[str, Row]]:
     """
     build, shape = NETWORKS["lenet300"]
     plain = Float(build, shape)
-    sides: dict[str, Float] = {"float": plain} | {f"PMF, d={d}": PMF(build, shape, d) for d in LEVELS}
-    sides |= {f"PMF, d={d}, torch's operations": Unfused(build, shape, d) for d in LEVELS}
+    quantized = {f"PMF, d={d}": PMF(build, shape, d) for d in LEVELS}
+    quantized |= {f"PMF, d={d}, torch's operations": Unfused(build, shape, d) for d in LEVELS}
+    sides = {"float": plain, **quantized}
     watches = {"float": Stopwatch({"optimizer": (plain, "update")})}
-    for name, side in list(sides.items())[1:]:
-        methods = {"product": (side.solver, "gradient"), "optimizer": (side.solver.optimizer, "step")}
-        methods |= {"projection": (side.solver, "project_all"), "clearing": (side.solver.labelling, "zero_gradient")}
+    for name, side in quantized.items():
+        solver = side.solver
+        methods: dict[str, tuple[Any, str]] = {"product": (solver, "gradient"), "optimizer": (solver.optimizer, "step")}
+        methods |= {"projection": (solver, "project_all"), "clearing": (solver.labelling, "zero_gradient")}
         watches[name] = Stopwatch(methods)
     laps: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
 

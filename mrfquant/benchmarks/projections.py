@@ -23,8 +23,8 @@ def measure_projections(options: Options) -> Iterator[tuple[str, Row]]:
     entmax = peer("entmax", "entmax") if options.peers else None
     for d in LABELS:
         aux, q, g = torch.randn(d, VARIABLES), torch.linspace(-1, 1, d), torch.randn(VARIABLES)
-        sides = {"mrfquant": _softmax(aux, q, g), "torch": _autograd(lambda x, q=q: x.softmax(1) @ q, aux.t(), g)}
-        sides["torch on planes"] = _autograd(lambda x, q=q: q @ x.softmax(0), aux, g)
+        sides = {"mrfquant": _softmax(aux, q, g), "torch": _autograd(_expectation(q, 1), aux.t(), g)}
+        sides["torch on planes"] = _autograd(_expectation(q, 0), aux, g)
         yield f"softmax, d={d}", ratios(in_turns(sides, options))
     for d in LABELS:
         aux, g = torch.randn(d, VARIABLES), torch.randn(d, VARIABLES)
@@ -48,6 +48,11 @@ def _softmax(aux: Tensor, q: Tensor, g: Tensor) -> Callable[[], Any]:
 def _sparsemax(aux: Tensor, g: Tensor) -> Callable[[], Any]:
     u, product, projection = torch.empty_like(aux), torch.empty_like(g), Sparsemax()
     return lambda: projection.planes_vjp(projection.planes(aux, 1.0, out=u), product.copy_(g), 1.0, aux)
+
+
+def _expectation(q: Tensor, labels: int) -> Callable[[Tensor], Tensor]:
+    """Softmax over the dimension of the labels and the expected weights that follow it."""
+    return (lambda x: x.softmax(1) @ q) if labels else (lambda x: q @ x.softmax(0))
 
 
 def _autograd(function: Callable[[Tensor], Tensor], aux: Tensor, g: Tensor) -> Callable[[], Any]:

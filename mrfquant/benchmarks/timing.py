@@ -7,7 +7,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,7 +40,7 @@ class Options:
         return {"wall": time.perf_counter, "cpu": time.process_time}[self.clock]
 
 
-def in_turns(sides: dict[str, Callable[[], Any]], options: Options) -> dict[str, list[float]]:
+def in_turns(sides: Mapping[str, Callable[[], Any]], options: Options) -> dict[str, list[float]]:
     """Seconds per call of every side in every round: the sides take turns, after a round to warm up.
 
     Turns are short, so that neighbours in time meet the same machine, and many, so that quartiles mean something.

@@ -51,14 +51,14 @@ class Turns(Collector):
 def measure_whole_run(options: Options) -> Iterator[tuple[str, Row]]:
     """Milliseconds of a bare step of LeNet-300, and an iteration of the whole run as a ratio to it."""
     random = torch.Generator().manual_seed(0)
-    splits = [
+    train, val, test = (
         Split(
             torch.randint(256, (n, *MNIST), dtype=torch.uint8, generator=random),
             torch.randint(10, (n,), generator=random),
         )
         for n in SIZES
-    ]
-    dataset = Dataset("random", *splits, mean=(0.5,), std=(0.25,), classes=tuple("0123456789"), augment=False)
+    )
+    dataset = Dataset("random", train, val, test, (0.5,), (0.25,), classes=tuple("0123456789"), augment=False)
     build, shape = NETWORKS["lenet300"]
     for name, bare in (("float", Float(build, shape)), ("PMF, d=2", PMF(build, shape, 2))):
         torch.manual_seed(0)

@@ -81,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mrfquant.commands.infer import on_device
     from mrfquant.compute import choose_device
     from mrfquant.config.gin_files import Config
+    from mrfquant.config.settings import configured
     from mrfquant.mrf import solve
 
     picture = make_picture(arguments.labels, arguments.noise, arguments.seed)
@@ -92,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     results: dict[str, Result] = {}
     for name in names:
         with Config(f"mrf/{name}.gin", [f"solve.iterations = {ITERATIONS}"]).locate_errors():
-            result = results[name] = solve(graph, seed=arguments.seed)
+            result = results[name] = configured(solve, graph=graph, seed=arguments.seed)
         wrong = _wrong(result, picture)
         line = f"{name:<24}{result.energy:>12.1f}{wrong:>13.2f} %{result.seconds:>10.2f}{result.iterations:>12}"
         print(line, flush=True)

@@ -34,14 +34,14 @@ def run(arguments: argparse.Namespace) -> int:
     from mrfquant.compute import choose_device
     from mrfquant.config.plugins import import_plugin
     from mrfquant.data import data_root, stand_in
-    from mrfquant.packing import load
+    from mrfquant.packing import load, packed_network
     from mrfquant.storage.files import write_json
     from mrfquant.training.evaluation import predict, score
 
     for module in arguments.imports:
         import_plugin(module, "--import")
     model = load(arguments.file)
-    network = model.packed_network
+    network = packed_network(model)
     name, temperature = network.origin.get("dataset"), network.origin.get("temperature", 1)
     if not isinstance(name, str) or name not in data.DATASETS:
         raise BadInput(f"{arguments.file} is for the data set {name!r}, known are {', '.join(data.DATASETS)}")

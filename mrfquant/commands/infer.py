@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,18 +92,21 @@ def on_device(graph: FactorGraph, device: Any) -> FactorGraph:
 def _solve(graph: FactorGraph, evidence: dict[int, int], seed: int, config: Any) -> Result:
     from tqdm import tqdm
 
+    from mrfquant.config.settings import configured
     from mrfquant.mrf import Row, solve
 
-    checked = []
+    checked = False
     with tqdm(desc="solving", unit=" iterations", leave=False, disable=None, delay=1) as bar:
 
         def show(row: Row) -> None:
+            nonlocal checked
             if not checked:  # every part is built by now
-                checked.append(config.check_all_used())
+                config.check_all_used()
+                checked = True
             bar.update()
             bar.set_postfix(residual=f"{row.residual:.1e}", energy=f"{row.best:.6g}", refresh=False)
 
-        return solve(graph, evidence=evidence, seed=seed, on_row=show)
+        return configured(solve, graph=graph, evidence=evidence, seed=seed, on_row=show)
 
 
 def _describe(graph: FactorGraph) -> str:
@@ -133,7 +137,8 @@ def read_reference(task: str, path: Path, graph: FactorGraph) -> Any:
     """The result of a task in a file: rows of marginals, labels, or log Z; refused unless it fits the graph."""
     from mrfquant.mrf import uai
 
-    reference = {"mar": uai.read_mar, "map": uai.read_map, "pr": uai.read_pr}[task](path)
+    read: dict[str, Callable[[Path], Any]] = {"mar": uai.read_mar, "map": uai.read_map, "pr": uai.read_pr}
+    reference = read[task](path)
     labels = graph.cardinalities.tolist()
     fits = task == "pr" or (
         len(reference) == len(labels)

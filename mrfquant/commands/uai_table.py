@@ -15,6 +15,8 @@ from mrfquant.errors import BadInput, RunFailed
 from mrfquant.storage.files import write_text
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mrfquant.mrf import FactorGraph, Result
 
 EXACT = ("junction_tree", "enumeration")
@@ -100,6 +102,7 @@ def _solve_with_all(
 
     from mrfquant.commands.infer import read_reference
     from mrfquant.config.gin_files import Config
+    from mrfquant.config.settings import configured
     from mrfquant.mrf import solve, uai
 
     def beside(ending: str) -> Path | None:
@@ -115,17 +118,17 @@ def _solve_with_all(
     for name in names:
         try:
             with Config(f"mrf/{name}.gin", [f"solve.seconds = {seconds}"]).locate_errors():
-                result = solve(graph, evidence=evidence, seed=seed)
+                result = configured(solve, graph=graph, evidence=evidence, seed=seed)
         except BadInput as error:
             refuse(f"{model.stem}, {name}", error)
             continue
         entries[name] = _entry(result, graph, marginals)
-        error = "" if entries[name].error is None else f", marginals off by {entries[name].error:.4f}"
-        print(f"{model.stem}, {name}: energy {result.energy:.4f}{error}, {result.seconds:.1f} s", flush=True)
+        off = "" if entries[name].error is None else f", marginals off by {entries[name].error:.4f}"
+        print(f"{model.stem}, {name}: energy {result.energy:.4f}{off}, {result.seconds:.1f} s", flush=True)
     return entries, reference
 
 
-def _entry(result: Result, graph: FactorGraph, marginals: object) -> Entry:
+def _entry(result: Result, graph: FactorGraph, marginals: Tensor | None) -> Entry:
     error = None if marginals is None else (result.marginals - marginals).abs().mean().item()
     return Entry(error, result.energy, result.seconds)
 

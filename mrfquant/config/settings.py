@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, overload
 
 import gin
 from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
@@ -26,7 +26,8 @@ from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 from mrfquant.config.gin_internals import registered_as
 from mrfquant.errors import BadInput, BadSetting
 
-T = TypeVar("T", bound=Callable[..., Any])
+T = TypeVar("T")
+Part = TypeVar("Part", bound=Callable[..., Any])
 UNIONS = (types.UnionType, typing.Union)
 
 
@@ -48,12 +49,22 @@ Fraction = Annotated[float, Check(lambda v: 0 <= v <= 1, "a number between 0 and
 Damping = Annotated[float, Check(lambda v: 0 <= v < 1, "a number from 0 up to but not 1")]
 
 
+def makes(kind: type, words: str) -> Check:
+    """Of a setting that names a part to be built later: a class of that kind, or a function that makes one."""
+    return Check(lambda v: issubclass(_product(v) or kind, kind), words)
+
+
 def recipe(kind: type, words: str) -> Any:
-    """The type of a setting that names a part to be built later: a class of that kind, or a function that makes one."""
-    return Annotated[Callable[..., Any], Check(lambda v: issubclass(_product(v) or kind, kind), words)]
+    """The type of such a setting."""
+    return Annotated[Callable[..., Any], makes(kind, words)]
 
 
-def built(binding: str, value: Any, kind: type, words: str) -> Any:
+def configured(part: Callable[..., T], **supplied: Any) -> T:
+    """The part, built with what is given here and the settings that gin has for it."""
+    return part(**supplied)
+
+
+def built(binding: str, value: Any, kind: type[T], words: str) -> T:
     """What a recipe has made, refused unless it is of its kind."""
     if not isinstance(value, kind):
         raise BadSetting(binding, value, words)
@@ -71,16 +82,20 @@ def _product(value: Any) -> type | None:
     return made if inspect.isclass(made) else None
 
 
-def configurable(part: T | None = None, *, supplied: Sequence[str] = ()) -> T:
+@overload
+def configurable(part: Part, *, supplied: Sequence[str] = ()) -> Part: ...
+@overload
+def configurable(*, supplied: Sequence[str] = ()) -> Callable[[Part], Part]: ...
+def configurable(part: Any = None, *, supplied: Sequence[str] = ()) -> Any:
     """Register a class or function with gin under its own name and check the settings it is built with.
 
     Args:
         supplied: parameters that the framework passes itself; a gin file that binds one is refused.
     """
     if part is None:
-        return functools.partial(configurable, supplied=supplied)  # type: ignore[return-value]
+        return functools.partial(configurable, supplied=supplied)
     if inspect.isclass(part):
-        part.__init__ = _checked(part.__init__, supplied)  # type: ignore[misc]
+        part.__init__ = _checked(part.__init__, supplied)  # type: ignore[method-assign]
     else:
         part = _checked(part, supplied)
     if twins := [s for s in registered_as(part.__name__) if s != f"{part.__module__}.{part.__name__}"]:
@@ -114,7 +129,7 @@ def _checked(function: Callable[..., Any], supplied: Sequence[str]) -> Callable[
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """The types of the parameters; those whose names only a type checker imports are left out."""
-    hints = {}
+    hints: dict[str, Any] = {}
     for parameter, annotation in getattr(function, "__annotations__", {}).items():  # object.__init__ has none
         one = types.SimpleNamespace(__annotations__={parameter: annotation})
         with contextlib.suppress(NameError):

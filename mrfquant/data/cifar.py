@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def cifar100(root: Path) -> Dataset:
 
 
 def _dataset(
-    info: DatasetInfo, root: Path, files: dict[str, tuple[int, str | None]], label_ranges: list[int]
+    info: DatasetInfo, root: Path, files: Mapping[str, tuple[int, str | None]], label_ranges: list[int]
 ) -> Dataset:
     splits = [_read(root / name, records, md5, label_ranges) for name, (records, md5) in files.items()]
     images = torch.cat([split.images for split in splits[:-1]])

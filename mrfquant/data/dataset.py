@@ -100,7 +100,8 @@ class Dataset:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(c, h, w) of an image."""
-        return tuple(self.train.images.shape[1:])
+        c, h, w = self.train.images.shape[1:]
+        return c, h, w
 
     @property
     def num_classes(self) -> int:

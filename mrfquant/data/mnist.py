@@ -56,7 +56,8 @@ def _download(name: str) -> Download:
 
 def _read(root: Path, name: str) -> torch.Tensor:
     size, md5, _ = FILES[name]
-    return torch.from_numpy(parse_idx(read_checked(_present(root, name), size, md5)))
+    path = _present(root, name) or root / FOLDER / name
+    return torch.from_numpy(parse_idx(read_checked(path, size, md5)))
 
 
 def parse_idx(data: np.ndarray) -> np.ndarray:

@@ -37,7 +37,8 @@ def stand_in(name: str) -> Dataset:
         noise = torch.randn(size, *info.shape, generator=generator)
         return Split(_to_bytes(mean + std * (patterns[labels] + noise) / 2), labels)
 
-    return info.dataset(*(split(size) for size in SIZES), stand_in=True)
+    train, val, test = (split(size) for size in SIZES)
+    return info.dataset(train, val, test, stand_in=True)
 
 
 def _to_bytes(images: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,9 +47,10 @@ def tinyimagenet(root: Path) -> Dataset:
     if arrays is None:
         fetch(root, [DOWNLOAD])
         arrays = _decode_folder(root / FOLDER)
+        named: dict[str, Any] = arrays
         try:
             with atomic(cache) as file:
-                np.savez(file, **arrays)
+                np.savez(file, **named)
         except OSError as error:  # a folder shared for reading, a full disk
             warnings.warn(f"{cache} cannot be written ({error}): the images are decoded at every start", stacklevel=2)
     train, val = (
@@ -78,8 +80,8 @@ def _decode_folder(folder: Path) -> dict[str, np.ndarray]:
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
     name_of = _columns(folder / "words.txt")
 
-    files = {"train": [], "val": []}
-    labels = {"train": [], "val": []}
+    files: dict[str, list[Path]] = {"train": [], "val": []}
+    labels: dict[str, list[int]] = {"train": [], "val": []}
     for label, wnid in enumerate(wnids):
         paths = sorted((folder / "train" / wnid / "images").glob("*.JPEG"))
         files["train"] += paths

@@ -80,9 +80,11 @@ class ProxQuant(LatentInference):
     @property
     def frozen(self) -> bool:
         """Whether the weights have been rounded for good."""
-        if self.iteration and self.budget is None:
+        if not self.iteration:
+            return False
+        if self.budget is None:
             raise BadInput("ProxQuant freezes near the end of the run: set the solver's budget to its number of steps")
-        return self.iteration > 0 and self.iteration >= self.freeze * self.budget
+        return self.iteration >= self.freeze * self.budget
 
     def gradient(self, block: Block, x: Tensor) -> Tensor | None:
         return None if self.frozen else super().gradient(block, x)

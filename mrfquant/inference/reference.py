@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from torch import Tensor
+from typing import Any
 
 from mrfquant.config.settings import configurable
 from mrfquant.errors import BadInput
 from mrfquant.inference.base import Inference, OptimizerRecipe
-from mrfquant.labelling import Block, Labelling
+from mrfquant.labelling import Labelling
 
 
 @configurable(supplied=["labelling", "optimizer"])
@@ -25,7 +23,7 @@ class Reference(Inference):
             raise BadInput("Reference trains in floating point: remove Labelling.levels, or choose another inference")
         super().__init__(labelling, optimizer)
 
-    def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
+    def start(self, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError("a labelling without levels has no blocks")
 
     gradient = project = labels = start

@@ -65,8 +65,9 @@ def product(x: Tensor, packed: Tensor, levels: Tensor) -> Tensor:
     inputs = functional.pad(x.detach(), (0, len(packed) * WORD * n - x.shape[1])).numpy()
     words = packed.numpy().view(np.uint64)[..., 0]
     out = torch.zeros(len(x), rows, dtype=torch.float32, device="cpu")
-    add = functools.partial(compiled(), inputs, words, levels.detach().numpy(), n, out.numpy())
-    parallel_ranges(add, rows, SHARE)
+    add = compiled()
+    assert add is not None
+    parallel_ranges(functools.partial(add, inputs, words, levels.detach().numpy(), n, out.numpy()), rows, SHARE)
     return out
 
 

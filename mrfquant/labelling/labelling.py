@@ -74,8 +74,8 @@ class Labelling:
         start = 0
         for level_set, group in ordered.items():
             stop = start + sum(p.numel() for p in group.values())
-            w, g, scales = (v if v is None else v[start:stop] for v in (self.labelled.w, self.labelled.g, self.scale))
-            self.blocks.append(Block(level_set, start, w, g, scales))
+            w, g = self.labelled.w[start:stop], self.labelled.g[start:stop]
+            self.blocks.append(Block(level_set, start, w, g, None if self.scale is None else self.scale[start:stop]))
             start = stop
 
     def __len__(self) -> int:

@@ -27,7 +27,8 @@ class FactorGraphEnergy(Energy):
         self._fields = torch.zeros(graph.size, dtype=graph.dtype, device=graph.device)
 
     def begin_step(self, us: Iterable[tuple[Block, Tensor | None]]) -> None:
-        self._fields = self.graph.fields(torch.cat([block.probabilities(u).reshape(-1) for block, u in us]))
+        flat = torch.cat([block.probabilities(u).reshape(-1) for block, u in us if u is not None])
+        self._fields = self.graph.fields(flat)
 
     def value(self, block: Block, u: Tensor) -> Tensor:
         return -(self._part(block) * block.probabilities(u)).sum()

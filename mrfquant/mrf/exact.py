@@ -148,12 +148,11 @@ class JunctionTree(_Exact):
         """Log Z and the marginals: p(clique) = p(own | separator) p(separator), from the root on."""
         inboxes, log_z = self._collect(lambda table: table.logsumexp(0))
         rows = [[1.0]] * len(self.graph)
-        shares: list[Tensor | None] = [None] * len(self._cliques)
-        shares[0] = torch.ones(1, dtype=self.graph.dtype, device=self.graph.device)
+        shares = {0: torch.ones(1, dtype=self.graph.dtype, device=self.graph.device)}
         for k, clique in enumerate(self._cliques):
             table = self._table(clique, inboxes[k]).softmax(0).nan_to_num_(0)  # nan: a separator that is forbidden
-            table *= shares[k]
-            inboxes[k], shares[k] = [], None  # not needed again: they may be large
+            table *= shares.pop(k)
+            inboxes[k] = []  # not needed again, as the share: they may be large
             own, before = table.sum(1), 1
             for v in clique.own:
                 rows[v] = own.view(before, self._cards[v], -1).sum((0, 2)).tolist()
@@ -196,7 +195,7 @@ class JunctionTree(_Exact):
             if top == -math.inf:
                 raise _contradiction()
             total += top
-            if clique.separator:
+            if clique.separator and clique.parent is not None:
                 inboxes[clique.parent].append((clique.separator, message - top))
         return inboxes, total
 
@@ -249,7 +248,8 @@ class JunctionTree(_Exact):
         self._constant = self.graph.constant
         for scope, table in self.graph.factors():
             table, scope = table.squeeze(), [v for v in scope if v in met]
-            order = sorted(range(len(scope)), key=lambda a, scope=scope: met[scope[a]], reverse=True)
+            when = [met[v] for v in scope]
+            order = sorted(range(len(scope)), key=when.__getitem__, reverse=True)
             if scope:
                 first = scope[order[0]]
                 cliques[home[first]].factors.append(([scope[a] for a in order], table.permute(order)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -235,8 +236,8 @@ class FactorGraph:
             ranges += (group.tables.amax(axes) - lowest).sum().item()
             parts.append((group.scopes, group.tables, forbidden, lowest))
         drop = 1 + ranges if penalty is None else penalty
-        parts = [(scopes, torch.where(f, lowest - drop, tables)) for scopes, tables, f, lowest in parts]
-        return FactorGraph(self.cardinalities, groups=parts, constant=self.constant, dtype=self.dtype)
+        groups = [(scopes, torch.where(f, lowest - drop, tables)) for scopes, tables, f, lowest in parts]
+        return FactorGraph(self.cardinalities, groups=groups, constant=self.constant, dtype=self.dtype)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> FactorGraph:
         """A copy of another type or on another device."""
@@ -312,7 +313,7 @@ class FactorGraph:
         )
 
     @property
-    def _kind(self) -> dict:
+    def _kind(self) -> dict[str, Any]:
         return {"dtype": self.dtype, "device": self.device}
 
     def _group(self, parts: list[tuple[Tensor, Tensor]]) -> Group:
@@ -324,7 +325,8 @@ class FactorGraph:
     def _scores(self, labels: Tensor) -> Iterator[Tensor]:
         for group in self.groups:
             chosen = labels[..., group.scopes].unbind(-1)
-            yield group.tables[(*chosen, torch.arange(len(group), device=self.device))].sum(-1)
+            entries = (*chosen, torch.arange(len(group), device=self.device))
+            yield group.tables[entries].sum(-1)
 
     def _check_factors(self, scopes: Tensor, tables: Tensor) -> None:
         n, k = len(self), scopes.shape[1]

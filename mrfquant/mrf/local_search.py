@@ -70,7 +70,8 @@ class LocalSearch(Solver):
 
     def _grow(self, first: int) -> list[int]:
         """Up to `size` variables around the first, neighbours in random order."""
-        block, seen, edge = [], {first}, [first]
+        block: list[int] = []
+        seen, edge = {first}, [first]
         while edge and len(block) < self.size:
             variable = edge.pop(self._random.randrange(len(edge)))
             block.append(variable)

@@ -11,7 +11,7 @@ up to constants. Bethe: c = rho = 1. Tree-reweighted: rho are the shares of span
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from mrfquant.config.settings import Check, Count, Damping, NonNegative, configurable
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import Group
-from mrfquant.mrf.solver import Solver
+from mrfquant.mrf.solver import Direction, Solver
 
 # A message is 0 at its largest and never below this: what is forbidden stays at probability 0 (exp underflows), and no
 # difference of two infinities arises. So log-potentials that differ by more count as forbidden, too.
@@ -44,7 +44,7 @@ class BeliefPropagation(Solver):
         noise: standard deviation of the messages at the start; breaks ties, and makes restarts differ.
     """
 
-    direction = "estimate"
+    direction: ClassVar[Direction | None] = "estimate"
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class BeliefPropagation(Solver):
         total = (u * self._unary).sum() + self.graph.constant
         for g, group in enumerate(self._groups):
             c, incoming = self._c[g], self._incoming(g)
-            joint, weight = group.tables / c, 0
+            joint, weight = group.tables / c, u.new_zeros(())
             for axis, message in enumerate(incoming):
                 weight = weight + _along(message, axis, joint.dim())
                 group.scatter(counts, axis, -torch.broadcast_to(self._rho[g][axis], message.shape))

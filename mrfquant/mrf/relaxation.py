@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from mrfquant.config.settings import configurable, recipe
+from mrfquant.config.settings import configurable, makes
 from mrfquant.errors import BadSetting
 from mrfquant.inference import Inference, ProximalMeanField
 from mrfquant.inference.base import OptimizerRecipe
@@ -19,7 +21,7 @@ from mrfquant.mrf.solver import Solver
 
 PENALTY = 1e3  # for what is forbidden: large, and not so large that a gradient step leads nowhere
 DESCENT = partial(torch.optim.SGD, lr=0.1)
-InferenceRecipe = recipe(Inference, "a solver of networks, as @ProximalMeanField")
+InferenceRecipe = Annotated[Callable[..., Inference], makes(Inference, "a solver of networks, as @ProximalMeanField")]
 LARGEST_LOG_U = 20.0  # the largest |log u| that a warm start takes over
 
 
@@ -83,8 +85,8 @@ class Relaxation(Solver):
         return [self._u] if self.inference.relaxed else [x.clone() for x in self.inference.variables]
 
     def _read(self) -> Tensor:
-        us = [block.probabilities(self.inference.marginals(block, x)) for block, x in self.inference.items()]
-        return torch.cat([u.reshape(-1) for u in us])
+        us = [(block, self.inference.marginals(block, x)) for block, x in self.inference.items()]
+        return torch.cat([block.probabilities(u).reshape(-1) for block, u in us if u is not None])
 
     def _warm(self, start: Tensor) -> None:
         with torch.no_grad():

@@ -6,15 +6,16 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from mrfquant.config.settings import Count, NonNegative, Positive, Seed, configurable, recipe
+from mrfquant.config.settings import Count, NonNegative, Positive, Seed, configurable, makes
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
 from mrfquant.mrf.solver import Result, Row, Solver
 
-SolverRecipe = recipe(Solver, "a solver of fields, as @BeliefPropagation")
+SolverRecipe = Annotated[Callable[..., Solver], makes(Solver, "a solver of fields, as @BeliefPropagation")]
 
 
 @configurable(supplied=["graph", "evidence", "seed", "on_row"])
@@ -51,8 +52,8 @@ def solve(
     else:
         results = [_nothing_left(reduced)]
     best = min(results, key=lambda r: r.energy)
-    bounded = [r for r in results if r.direction == "lower bound"]
-    chosen = max(bounded, key=lambda r: r.log_z) if bounded else best
+    bounded = [(r, r.log_z) for r in results if r.direction == "lower bound" and r.log_z is not None]
+    chosen = max(bounded, key=lambda b: b[1])[0] if bounded else best
     labels = torch.zeros_like(graph.cardinalities)
     for v, label in observed.items():
         labels[v] = label

@@ -98,7 +98,8 @@ class Solver(ABC):
         """
         started = time.perf_counter()
         rows: list[Row] = []
-        labels, reason = self.labels(), "iterations"
+        labels = self.labels()
+        reason: Reason = "iterations"
         best = self.graph.energy(labels).item()
         done, residual = 0, math.inf
         while done < iterations:

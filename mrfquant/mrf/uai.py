@@ -220,7 +220,7 @@ def _check_potentials(words: Tokens, used: list[str], numbers: np.ndarray, start
     wrong = np.flatnonzero(~((numbers >= 0) & (numbers < math.inf)))
     expected = "a finite number of at least 0"
     if not len(wrong):
-        wrong = [i for i in np.flatnonzero(numbers == 0) if re.match("[^eE]*[1-9]", used[i])]
+        wrong = np.array([i for i in np.flatnonzero(numbers == 0) if re.match("[^eE]*[1-9]", used[i])], int)
         expected = "0 or a number that a float64 can hold"
     if len(wrong):
         f = np.searchsorted(starts, wrong[0], side="right") - 1

@@ -17,7 +17,7 @@ from mrfquant.errors import BadInput
 from mrfquant.kernels import packed as kernel
 from mrfquant.packing.parameter import PackedParameter
 
-Pair = int | tuple[int, int]
+Pair = int | tuple[int, ...]
 TILE_BYTES, SMALLEST_TILE = 2**20, 2**14
 FEW = 4  # vectors for each label in a byte: up to so many, the product with bytes beats unpacking
 EVEN = 8  # rows; a convolution is fastest on multiples
@@ -30,6 +30,11 @@ class PackedLayer(nn.Module):
         weight: of up to 256 levels; its labels are encoded anew so that every row starts a byte.
         bias: (rows,) or None. tile_bytes: what unpacking may take at a time. word: see `kernel.pack_rows`.
     """
+
+    packed: Tensor
+    levels: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
 
     def __init__(self, weight: PackedParameter, bias: Tensor | None, tile_bytes: int, word: int | None = None) -> None:
         super().__init__()
@@ -182,7 +187,7 @@ class PackedConv2d(PackedLayer):
             if self.padding == "same":
                 borders += [reach // 2, reach - reach // 2]
             else:
-                borders += [0 if self.padding == "valid" else _pair(self.padding)[i]] * 2
+                borders += [0 if isinstance(self.padding, str) else _pair(self.padding)[i]] * 2
         return borders
 
 
@@ -198,14 +203,14 @@ def pack_layers(model: nn.Module, packed: Mapping[str, PackedParameter]) -> nn.M
     layers = {
         name: layer
         for name, layer in model.named_modules(remove_duplicate=False)
-        if type(layer) in (nn.Linear, nn.Conv2d) and id(layer.weight) in weights
+        if (type(layer) is nn.Linear or type(layer) is nn.Conv2d) and id(layer.weight) in weights
     }
     made = {id(layer): _packed_layer(name, layer, weights[id(layer.weight)]) for name, layer in layers.items()}
     whole = sum({id(p): p.nbytes for layer in layers.values() for p in layer.parameters()}.values())
     left = whole // 16 - sum(layer.nbytes for layer in made.values())
-    for layer in made.values():
-        share = min(left, whole // 32) if left >= whole // 128 else whole // 32
-        layer.tile_bytes = max(share, SMALLEST_TILE)
+    share = min(left, whole // 32) if left >= whole // 128 else whole // 32
+    for packed_layer in made.values():
+        packed_layer.tile_bytes = max(share, SMALLEST_TILE)
     for name, layer in layers.items():
         if not name:
             return made[id(layer)].eval()
@@ -226,5 +231,5 @@ def _packed_layer(name: str, layer: nn.Linear | nn.Conv2d, weight: PackedParamet
     return made.to(layer.weight.device, layer.weight.dtype)
 
 
-def _pair(size: Pair) -> tuple[int, int]:
+def _pair(size: Pair) -> tuple[int, ...]:
     return (size, size) if isinstance(size, int) else size

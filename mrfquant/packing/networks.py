@@ -40,6 +40,11 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
     return model.eval()
 
 
+def packed_network(model: nn.Module) -> PackedNetwork:
+    """What the file says that a network was loaded from."""
+    return vars(model)["packed_network"]
+
+
 def pack_model(
     model: nn.Module,
     labelling: Labelling,

@@ -65,7 +65,7 @@ def _plain(model: nn.Module, shape: tuple[int, ...]) -> Model:
     network = copy.deepcopy(model).cpu().float().eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the inside of PyTorch
-        exported = torch.onnx.export(
+        program = torch.onnx.export(
             network,
             (torch.zeros(2, *shape),),
             input_names=["images"],
@@ -74,7 +74,9 @@ def _plain(model: nn.Module, shape: tuple[int, ...]) -> Model:
             dynamo=True,
             optimize=False,
             verbose=False,
-        ).model
+        )
+    assert program is not None  # nothing is written, so it is returned
+    exported = program.model
     optimizer.fold_constants(exported, onnx_shape_inference=True)
     optimizer.remove_unused_nodes(exported)
     return exported
@@ -92,7 +94,8 @@ def _pack(graph: Graph, packed: Mapping[str, PackedParameter]) -> None:
             continue  # the same weights are there under another name
         if weights is None:
             raise BadInput(f"the network has no parameter {name} to pack")
-        if not np.array_equal(weights.const_value.numpy(), parameter.values().numpy()):
+        value = weights.const_value
+        if value is None or not np.array_equal(value.numpy(), parameter.values().numpy()):
             raise BadInput(f"the network's {name} differs from the packed one")
         unpacked = _unpacked(tape, name, parameter)
         weights.replace_all_uses_with(unpacked)

@@ -112,7 +112,7 @@ def _patches(layer: nn.Conv2d, inputs: Tensor, sample_pixels: bool) -> tuple[Ten
     if layer.padding == "same":
         total = [d * (k - 1) for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
         pads = [(t // 2, t - t // 2) for t in total]
-    elif layer.padding == "valid":
+    elif isinstance(layer.padding, str):  # "valid"
         pads = [(0, 0), (0, 0)]
     else:
         pads = [(p, p) for p in layer.padding]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -18,7 +19,7 @@ from mrfquant.reports.groups import Group
 from mrfquant.reports.palette import LIGHT, dashes, style
 from mrfquant.storage.files import atomic
 
-STYLE = {
+STYLE: dict[Any, Any] = {  # the keys are matplotlib's own
     "font.family": "sans-serif",
     "font.size": 9,
     "axes.spines.top": False,
@@ -61,7 +62,7 @@ def draw(panel: Panel, curves: Sequence[tuple[int, bool, Curve]], labels: Sequen
     # The best group is drawn last, on top.
     for (number, thin, curve), (dash, offset) in reversed(list(zip(curves, dashes(curves), strict=True))):
         colour, _ = style(number)
-        line = {"color": LIGHT[colour], "linestyle": (offset, dash) if dash else "solid"}
+        line: dict[str, Any] = {"color": LIGHT[colour], "linestyle": (offset, dash) if dash else "solid"}
         if thin:
             axes.plot(curve.iterations, curve.mean, linewidth=0.7, alpha=0.7, **line)
             continue
@@ -81,7 +82,7 @@ def _legend(axes: Axes, curves: Sequence[tuple[int, bool, Curve]], labels: Seque
     handles, texts = [], []
     for number in [number for number, thin, _ in curves if not thin]:
         colour, dash = style(number)
-        line = {"color": LIGHT[colour], "linestyle": (0, dash) if dash else "solid"}
+        line: dict[str, Any] = {"color": LIGHT[colour], "linestyle": (0, dash) if dash else "solid"}
         handles.append(Line2D([], [], linewidth=1.4, label=" ", **line))
         texts.append(labels[number])
     if any(thin for _, thin, _ in curves):

@@ -77,7 +77,7 @@ def _mean(values: Sequence[float]) -> float | None:
 def _kib(fields: dict[str, Any]) -> float | None:
     parameters, bits = fields.get("parameters"), fields.get("bits")
     labelled = fields.get("labelled", parameters)
-    if not all(map(is_number, (parameters, bits, labelled))):
+    if not (is_number(parameters) and is_number(bits) and is_number(labelled)):
         return None
     return (labelled * bits + (parameters - labelled) * 32) / 8 / 1024
 
@@ -91,12 +91,12 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = DEFAULT_BY) -> list[Grou
         # Figures from stand-in data mean nothing: they are never averaged with others.
         key = tuple(value_of(run, name) for name in by), bool(run.fields.get("stand_in"))
         keyed.setdefault(key, []).append(run)
-    varies = [len(set(values)) > 1 for values in zip(*(key for key, _ in keyed), strict=True)]
+    varies = [len(set(column)) > 1 for column in zip(*(key for key, _ in keyed), strict=True)]
     varies[0] = varies[0] or not any(varies)
     groups = []
-    for (key, stand_in), members in keyed.items():
-        words = [_word(name, value, runs) for name, value, told in zip(by, key, varies, strict=True) if told]
-        groups.append(Group(key, " ".join(words) + (" (stand-in data)" if stand_in else ""), members))
+    for (values, stand_in), members in keyed.items():
+        words = [_word(name, value, runs) for name, value, told in zip(by, values, varies, strict=True) if told]
+        groups.append(Group(values, " ".join(words) + (" (stand-in data)" if stand_in else ""), members))
     return sorted(groups, key=lambda g: (-(g.mean("test_top1") or 0), g.key))
 
 

@@ -92,9 +92,9 @@ def render(cells: Sequence[Cell], accuracies: Mapping[Cell, Sequence[float]]) ->
 
 def _text(cell: Cell | None, accuracies: Mapping[Cell, Sequence[float]]) -> str:
     ours = accuracies.get(cell, ()) if cell else ()
-    paper = "" if cell is None or cell.paper is None else f"paper {cell.paper:.2f}"
+    paper = None if cell is None else cell.paper
     if not ours:
-        return paper and f"- ({paper})"
+        return "" if paper is None else f"- (paper {paper:.2f})"
     mean = statistics.mean(ours)
     text = f"{mean:.2f}" + (f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else "")
-    return text if not paper else f"{text} ({paper}, {mean - cell.paper:+.2f})"
+    return text if paper is None else f"{text} (paper {paper:.2f}, {mean - paper:+.2f})"
