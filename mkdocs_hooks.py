@@ -1,0 +1,1 @@
+def on_page_markdown(markdown, page, config, files): return markdown
