@@ -1,1 +1,2 @@
-def on_page_markdown(markdown, page, config, files): return markdown
+def on_page_markdown(markdown, page, config, files):
+    return markdown

@@ -45,6 +45,7 @@ setup(
     extras_require={
         "onnx": ONNX,
         "fast": FAST,
+        "docs": ["mkdocs<2", "mkdocs-material", "mkdocstrings[python]", "mkdocs-jupyter", "nbclient", "ipykernel"],
         "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", *ONNX, *FAST],
     },
 )

@@ -36,8 +36,10 @@ class Inference(ABC):
         energy: the model of the loss; first-order by default.
 
     Attributes:
-        variables: one tensor per block. iteration: steps done. budget: steps there will be in all, for schedules that
-        end with the run; the trainer sets it, in a loop of your own you do.
+        variables: one tensor per block.
+        iteration: steps done.
+        budget: steps there will be in all, for schedules that end with the run; the trainer sets it, in a loop of your
+            own you do.
     """
 
     method: str  # the name in results
