@@ -30,6 +30,7 @@ EXTRAS = {
 ALL = [package for extra in EXTRAS.values() for package in extra]
 # What developing needs: to check the code, and what results are compared with.
 TOOLS = ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "setuptools"]
+DOCS = ["mkdocs<2", "mkdocs-material", "mkdocstrings[python]", "mkdocs-jupyter", "nbclient", "ipykernel"]
 TRUTHS = ["scikit-learn", "torchmetrics>=1.0"]
 
 setup(
@@ -51,5 +52,5 @@ setup(
     },
     entry_points={"console_scripts": ["mrfquant = mrfquant.__main__:main"]},
     install_requires=NEEDED,
-    extras_require={**EXTRAS, "all": ALL, "test": [*ALL, *TOOLS, *TRUTHS]},
+    extras_require={**EXTRAS, "all": ALL, "docs": DOCS, "test": [*ALL, *TOOLS, *TRUTHS]},
 )

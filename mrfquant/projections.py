@@ -60,7 +60,12 @@ class Projection(ABC):
         """`planes_vjp` of the gradient q gᵀ that a function of the weights w = q u has; a subclass may save passes.
 
         Args:
-            q: (d, 1) levels less their mean. w: (m,) expected weights q u. g: (m,) gradient with respect to w.
+            u: (d, m) of ũ.
+            q: (d, 1) levels less their mean.
+            w: (m,) expected weights q u.
+            g: (m,) gradient with respect to w.
+            beta: the inverse temperature.
+            aux: ũ (d, m).
         """
         return self.planes_vjp(u, q * g, beta, aux)
 
@@ -70,10 +75,10 @@ class Softmax(Projection):
 
     Which Jacobian learning uses is a choice:
 
-    exact             beta (diag(u) - u uᵀ)                      pair: beta (1 - t²) / 2
-    reference         beta (I - u uᵀ)                            pair: beta (1 - t² / 2)
-    straight_through  beta I                                     pair: beta
-    a number a        beta ((1 - a) I + a d (diag(u) - u uᵀ))    pair: beta (1 - a t²)
+        exact             beta (diag(u) - u uᵀ)                      pair: beta (1 - t²) / 2
+        reference         beta (I - u uᵀ)                            pair: beta (1 - t² / 2)
+        straight_through  beta I                                     pair: beta
+        a number a        beta ((1 - a) I + a d (diag(u) - u uᵀ))    pair: beta (1 - a t²)
 
     `exact` is the paper's formula; it vanishes where u is decided, so training freezes once beta is large.
     `reference` is what the authors' code computes; it keeps a gradient on the labels that are not chosen and gives the

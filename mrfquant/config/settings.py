@@ -40,12 +40,15 @@ class Check:
 
 
 Count = Annotated[int, Check(lambda v: v > 0, "a whole number above 0")]
+"""A whole number above 0."""
 Whole = Annotated[int, Check(lambda v: v >= 0, "a whole number of at least 0")]
 Seed = Annotated[int, Check(lambda v: 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1")]
 Positive = Annotated[float, Check(lambda v: 0 < v < math.inf, "a finite number above 0")]
+"""A finite number above 0."""
 NonNegative = Annotated[float, Check(lambda v: 0 <= v < math.inf, "a finite number of at least 0")]
+"""A finite number of at least 0."""
 Fraction = Annotated[float, Check(lambda v: 0 <= v <= 1, "a number between 0 and 1")]
-
+"""A number between 0 and 1."""
 Damping = Annotated[float, Check(lambda v: 0 <= v < 1, "a number from 0 up to but not 1")]
 
 

@@ -60,9 +60,18 @@ class DatasetInfo:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training, validation and test images of one shape; `mean`, `std` and the rest as in `DatasetInfo`.
+    """Training, validation and test images of one shape.
 
-    `stand_in` marks synthetic data that only has the form of the named data set.
+    Attributes:
+        name: as in results.
+        train: images to train on.
+        val: images to choose the best model by.
+        test: images to test it on.
+        mean: per channel, of training images scaled to [0, 1].
+        std: likewise.
+        classes: the name of each label.
+        augment: whether training crops and flips the images at random.
+        stand_in: marks synthetic data that only has the form of the named data set.
     """
 
     name: str

@@ -40,7 +40,10 @@ class Labelling:
             magnitude of its initial weights over that of the levels, as Binary Weight Networks do.
 
     Attributes:
-        model: the network. labelled, free: the vectors. blocks: views of `labelled`, one per level set.
+        model: the network.
+        labelled: the labelled parameters in one vector.
+        free: the other parameters in one vector.
+        blocks: views of `labelled`, one per level set.
         scale: (m,) or None for 1.
     """
 

@@ -35,10 +35,15 @@ class FactorGraph:
         factors: pairs of variables and log-potentials (shape: their cardinalities); -inf forbids, an empty scope is a
             constant factor.
         groups: many factors of one shape at once: pairs of scopes (F, k) and log-potentials (c_1, ..., c_k, F).
+        constant: added to the score of every labelling.
+        dtype: of the log-potentials.
+        device: where the field is kept.
 
     Attributes:
-        groups: factors of one arity or more, by shape. by_cardinality: the variables, by cardinality. size: the length
-        of a flat vector. constant: the sum of the constant factors.
+        groups: factors of one arity or more, by shape.
+        by_cardinality: the variables, by cardinality.
+        size: the length of a flat vector.
+        constant: the sum of the constant factors.
     """
 
     def __init__(

@@ -33,8 +33,15 @@ def solve(
     """Run a solver on the variables that are neither observed nor without a choice, from one or several starts.
 
     Args:
-        solver: builds the solver from graph and seed. evidence: labels of observed variables.
-        iterations, tolerance, seconds: when a run ends. restarts: runs, with seeds `seed`, `seed` + 1, ...
+        graph: the field.
+        solver: builds the solver from graph and seed.
+        evidence: labels of observed variables.
+        iterations: of a run, at most.
+        tolerance: a run has converged when its residual is at most this.
+        seconds: of a run, at most.
+        restarts: runs, with seeds `seed`, `seed` + 1, ...
+        seed: of the first run.
+        on_row: called with each row of a run's trace.
 
     Returns:
         The answer for the whole graph. Of several runs it is the one with the best lower bound on log Z if the solver

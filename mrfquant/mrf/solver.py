@@ -35,9 +35,15 @@ class Result:
     """What a run found.
 
     Attributes:
-        labels: (n,) the labelling of least energy that was seen. energy: its energy, inf if it is forbidden.
-        marginals: flat, at the end. log_z: with what it is worth (`direction`); None if the solver has none.
+        labels: (n,) the labelling of least energy that was seen.
+        energy: its energy, inf if it is forbidden.
+        marginals: flat, at the end.
+        log_z: the logarithm of the partition function, None if the solver has none.
+        direction: what `log_z` is worth: exact, a lower or an upper bound, an estimate.
         reason: why it ended.
+        iterations: done.
+        seconds: taken.
+        trace: a row per iteration.
     """
 
     labels: Tensor
@@ -57,7 +63,9 @@ class Solver(ABC):
     A subclass sets up its state in `__init__`, moves in `step`, and reads off its state what the other methods give.
 
     Args:
-        graph: the field. seed: of whatever the method draws. start: flat marginals to begin from (a warm start).
+        graph: the field.
+        seed: of whatever the method draws.
+        start: flat marginals to begin from (a warm start).
     """
 
     direction: ClassVar[Direction | None] = None  # what `log_z` is
@@ -94,6 +102,10 @@ class Solver(ABC):
         """Step until the residual is at most `tolerance`, or iterations or time are used up.
 
         Args:
+            iterations: at most so many.
+            tolerance: the residual at which it has converged.
+            seconds: at most so long.
+            on_row: called with each row of the trace.
             trace: keep a row per iteration, and with it the best labelling on the way; without, only the end counts.
         """
         started = time.perf_counter()

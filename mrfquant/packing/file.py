@@ -34,9 +34,11 @@ class PackedNetwork:
     """What a file holds.
 
     Attributes:
-        name, arguments: of the network, as in `mrfquant.models.NETWORKS`.
+        name: of the network, as in `mrfquant.models.NETWORKS`.
+        arguments: that it is built from.
         images: 'mean' and 'std' per channel of images in [0, 1], 'classes' in the order of the logits.
-        parameters: those on levels. floats: everything else of the state dict.
+        parameters: those on levels.
+        floats: everything else of the state dict.
         origin: method, data set, accuracy and so on, for people.
     """
 

@@ -30,9 +30,13 @@ class LayerReport:
     """How a layer was rounded.
 
     Attributes:
-        name: of its weight. rows, n: of its weight matrix.
-        energy: half the mean squared change of its outputs. relative: that over gptq's on the same layer.
-        changed: share of the labels that differ from gptq's. seconds: taken by the solver.
+        name: of its weight.
+        rows: of its weight matrix.
+        n: columns of its weight matrix.
+        energy: half the mean squared change of its outputs.
+        relative: that over gptq's on the same layer.
+        changed: share of the labels that differ from gptq's.
+        seconds: taken by the solver.
     """
 
     name: str
@@ -89,7 +93,11 @@ class Rounding:
         """Round weights of the model in place, in the order in which they are used.
 
         Args:
-            model: holds the trained weights. levels: of each weight to round, by its name.
+            model: holds the trained weights.
+            levels: of each weight to round, by its name.
+            batches: gives the calibration images, from the first at each call.
+            report: called when a layer is done.
+            warn: called with a sentence where the images are too few.
 
         Returns:
             For each weight its labels, in its shape, and the scales of its rows.

@@ -24,8 +24,10 @@ class LayerProblem:
     """The field of a layer.
 
     Attributes:
-        w: (n, rows) the trained weights w°. a: (n, n) second moments of the inputs, positive definite.
-        levels: (d,) increasing. scale: (rows,) positive.
+        w: (n, rows) the trained weights w°.
+        a: (n, n) second moments of the inputs, positive definite.
+        levels: (d,) increasing.
+        scale: (rows,) positive.
     """
 
     w: Tensor

@@ -50,7 +50,8 @@ class Contract:
     """The part of a contract that does not depend on what kind of part is tested.
 
     Attributes:
-        part: the class under test. settings: how it is built, by keyword; the defaults if nothing is said.
+        part: the class under test.
+        settings: how it is built, by keyword; the defaults if nothing is said.
         level_sets: those that every check is made with.
     """
 
