@@ -18,10 +18,11 @@ def rebuild(
     import mrfquant.rounding  # noqa: F401 - registers what configurations of rounded networks name
     from mrfquant.compute import choose_device
     from mrfquant.config.gin_files import Config
+    from mrfquant.config.settings import configured
     from mrfquant.data import data_root
     from mrfquant.training.experiment import Experiment
 
     config = Config(folder.config, bindings)
     with config.locate_errors():
-        experiment = Experiment(device=choose_device(device), data_root=data_root(data))
+        experiment = configured(Experiment, device=choose_device(device), data_root=data_root(data))
         return experiment, experiment.trainer()

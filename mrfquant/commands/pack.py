@@ -105,11 +105,11 @@ def _is_statistic(name: str) -> bool:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    from mrfquant.packing import load
+    from mrfquant.packing import load, packed_network
     from mrfquant.packing.onnx_export import export_onnx
 
     model = load(arguments.out)
-    packed = model.packed_network
+    packed = packed_network(model)
     export_onnx(model, packed.parameters, tuple(packed.arguments["shape"]), arguments.onnx)
     print(f"written      {arguments.onnx}, {arguments.onnx.stat().st_size:,} bytes")
 

@@ -16,7 +16,7 @@ from mrfquant.errors import BadInput
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mrfquant.rounding import LayerReport
+    from mrfquant.rounding import LayerReport, Rounded, Rounding
     from mrfquant.storage.run_folder import RunFolder
     from mrfquant.training.experiment import Experiment
 
@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     import mrfquant.rounding  # noqa: F401 - registers what the configuration names
     from mrfquant.compute import choose_device
     from mrfquant.config.gin_files import Config
+    from mrfquant.config.settings import configured
     from mrfquant.data import data_root
     from mrfquant.storage.run_folder import RunFolder, new_run_path
     from mrfquant.training import Console
@@ -65,10 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
     state = _best_weights(arguments.run) if arguments.run else _read_weights(arguments.weights)
     device = choose_device(arguments.device)
     with config.locate_errors():
-        experiment = Experiment(device=device, data_root=data_root(arguments.data))
+        experiment = configured(Experiment, device=device, data_root=data_root(arguments.data))
         config.check_all_used(in_files=False)  # what trains a network is not asked for
     _load(state, experiment, source, arguments.gin or source)
-    name = f"round_{experiment.inference.rounding.solver.name}_{source.stem}"
+    name = f"round_{_solver(experiment)[1].solver.name}_{source.stem}"
     folder = RunFolder.create(arguments.out or new_run_path(Path("runs"), name, experiment.seed), config.text())
     folder.write_environment(device)
     folder.write_operative(config.operative())
@@ -85,12 +86,22 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _solver(experiment: Experiment) -> tuple[Rounded, Rounding]:
+    """What holds the labels and what assigns them, as `_bindings` asks for them."""
+    from mrfquant.rounding import Rounded
+
+    solver = experiment.inference
+    if not isinstance(solver, Rounded) or solver.rounding is None:
+        raise BadInput("rounding needs @Rounded with a rounding: take them out of --set")
+    return solver, solver.rounding
+
+
 def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]) -> dict[str, Any]:
     """Round and test the network, save it; the summary of the run."""
     from mrfquant.rounding.network import check_can_be_rounded
     from mrfquant.training import evaluate
 
-    rounding = experiment.inference.rounding
+    solver, rounding = _solver(experiment)
     check_can_be_rounded(experiment.model, experiment.labelling.labelled.spans)
     before = evaluate(experiment.model, experiment.dataset, experiment.dataset.test)["top1"]
     who, dataset, labelling = experiment.identity(), experiment.dataset, experiment.labelling
@@ -107,7 +118,7 @@ def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]
 
     levels = {name: labelling.block_of(name).levels for name in labelling.labelled.spans}
     found = rounding.run(experiment.model, levels, lambda: rounding.batches(dataset), report, say)
-    experiment.inference.assign(found)
+    solver.assign(found)
     seconds = time.perf_counter() - began
     val, test = (evaluate(experiment.model, dataset, split) for split in (dataset.val, dataset.test))
     state = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}

@@ -57,12 +57,7 @@ def makes(kind: type, words: str) -> Check:
     return Check(lambda v: issubclass(_product(v) or kind, kind), words)
 
 
-def recipe(kind: type, words: str) -> Any:
-    """The type of such a setting."""
-    return Annotated[Callable[..., Any], makes(kind, words)]
-
-
-def configured(part: Callable[..., T], **supplied: Any) -> T:
+def configured(part: Callable[..., T], /, **supplied: Any) -> T:
     """The part, built with what is given here and the settings that gin has for it."""
     return part(**supplied)
 

@@ -115,7 +115,7 @@ class Campaign:
 
     def _accuracy(self, cell: Cell, seed: int) -> float | None:
         summary = RunFolder(self.folder(cell, seed)).summary()
-        return summary and summary["test_top1"]
+        return None if summary is None else summary["test_top1"]
 
 
 def run_cell(arguments: Mapping[str, Any]) -> int:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mrfquant import __version__
 from mrfquant.errors import BadInput
@@ -131,7 +131,7 @@ class RunFolder:
         write_json(path, {"sessions": [*sessions, environment(device)]})
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """A finite int or float; True and False are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 

@@ -49,6 +49,7 @@ class JsonLines(Collector):
         self._file = open(self.path, "a")  # noqa: SIM115 - stays open for the run
 
     def record(self, iteration: int, values: Values) -> None:
+        assert self._file is not None
         self._file.write(json.dumps({"iteration": iteration, **values}) + "\n")
         self._file.flush()
 

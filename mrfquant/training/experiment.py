@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 
 import mrfquant.models  # noqa: F401 - registers the networks with gin
 from mrfquant.compute import Team, synchronise_batch_norm
-from mrfquant.config.settings import Seed, built, configurable, recipe
+from mrfquant.config.settings import Seed, built, configurable, configured, makes
 from mrfquant.data import Dataset, stand_in
 from mrfquant.data.stand_in import INFOS
 from mrfquant.errors import BadInput
@@ -20,13 +20,16 @@ from mrfquant.labelling import Labelling
 from mrfquant.training.trainer import Trainer
 
 SMOKE_ITERATIONS = 20
-KINDS = {
+KINDS: dict[str, tuple[type, str]] = {
     "dataset": (Dataset, "a data set, as @digits"),
     "model": (nn.Module, "a network, as @LeNet300"),
     "optimizer": (torch.optim.Optimizer, "an optimizer, as @Adam"),
     "inference": (Inference, "a solver, as @ProximalMeanField"),
 }
-DatasetRecipe, ModelRecipe, OptimizerRecipe, InferenceRecipe = (recipe(*kind) for kind in KINDS.values())
+DatasetRecipe = Annotated[Callable[..., Dataset], makes(*KINDS["dataset"])]
+ModelRecipe = Annotated[Callable[..., nn.Module], makes(*KINDS["model"])]
+OptimizerRecipe = Annotated[Callable[..., torch.optim.Optimizer], makes(*KINDS["optimizer"])]
+InferenceRecipe = Annotated[Callable[..., Inference], makes(*KINDS["inference"])]
 
 
 @configurable(supplied=["device", "data_root", "team"])
@@ -76,7 +79,8 @@ class Experiment:
     def trainer(self) -> Trainer:
         """The loop over these parts, with the settings that gin has for it."""
         limit = SMOKE_ITERATIONS if self.smoke else None
-        return Trainer(self.model, self.dataset, self.inference, seed=self.seed, limit=limit, team=self.team)
+        parts = {"model": self.model, "dataset": self.dataset, "inference": self.inference}
+        return configured(Trainer, **parts, seed=self.seed, limit=limit, team=self.team)
 
     def identity(self) -> dict[str, Any]:
         """What was run, for summaries and titles."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from mrfquant.compute import choose_device, join_team, noticing_lost_peers
 from mrfquant.config.gin_files import Config, nested_settings
+from mrfquant.config.settings import configured
 from mrfquant.data import data_root
 from mrfquant.errors import BadInput, RunFailed
 from mrfquant.storage.run_folder import RunFolder, new_run_path
@@ -58,7 +59,7 @@ def launch(
         Interrupted: Ctrl-C or SIGTERM came; the run is saved and can be resumed.
     """
     resumed = resume and out is not None and RunFolder(out).config.exists()
-    if resumed:
+    if resumed and out is not None:
         folder = RunFolder.open(out)
         if folder.summary() is not None:
             return folder
@@ -70,7 +71,7 @@ def launch(
         read = Config(config, [*bindings, *seeds, *(["Experiment.smoke = True"] if smoke else [])], imports)
     team, where = join_team(choose_device(device))
     with read.locate_errors():
-        experiment = Experiment(device=where, data_root=data_root(data), team=team)
+        experiment = configured(Experiment, device=where, data_root=data_root(data), team=team)
         trainer = experiment.trainer()
         read.check_all_used()
     with StopRequest() as stop, ExitStack() as held:  # before there is a folder, so that nothing is left unsaid in it

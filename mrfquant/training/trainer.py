@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,13 @@ from mrfquant.training.collectors import Collector
 from mrfquant.training.evaluation import evaluate
 
 AGREE_INTERVAL = 10  # iterations
+
+
+class Best(TypedDict):
+    """When the best model was found, and how good it is."""
+
+    iteration: int
+    val_top1: float
 
 
 class Interrupted(Exception):
@@ -85,7 +92,7 @@ class Trainer:
         self.collectors: Sequence[Collector] = ()
         self.iteration = 0
         self.seconds = 0.0  # spent in the loop, by this process and those it resumes
-        self.best: dict[str, float] | None = None  # iteration and validation figures of the best model
+        self.best: Best | None = None
         self._best_state: dict[str, Any] | None = None  # kept here only when there is no folder for it
         self._losses: list[Tensor] = []  # of the iterations since the last record
 
@@ -167,9 +174,9 @@ class Trainer:
 
     def _finite_losses(self) -> list[float]:
         """The losses since the last record, on the host; the run ends here if one of them is not a number."""
-        losses = torch.stack(self._losses) if self._losses else torch.zeros(0)
-        self.team.average([losses])
-        losses = losses.tolist()
+        stacked = torch.stack(self._losses) if self._losses else torch.zeros(0)
+        self.team.average([stacked])
+        losses: list[float] = stacked.tolist()
         for index, loss in enumerate(losses):
             if not math.isfinite(loss):
                 kept = "the last good checkpoint is kept" if self.checkpoints else "nothing was saved"
@@ -197,8 +204,10 @@ class Trainer:
     def _test(self) -> dict[str, float]:
         """Load the best model into the network and test it."""
         self.team.any(False, self.device)  # until the leader has written it
+        assert self.best is not None  # the last iteration evaluates
         if self.checkpoints:
             self._best_state = self.checkpoints.best(self.best["iteration"], self.device)["model"]
+        assert self._best_state is not None
         self.inference.labelling.check_on_levels(self._best_state)
         self.model.load_state_dict(self._best_state)
         found = evaluate(self.model, self.dataset, self.dataset.test, forward=self._logits, team=self.team)
@@ -213,7 +222,8 @@ class Trainer:
         now = time.perf_counter()
         self.seconds, self._clock = self.seconds + now - self._clock, now
         if self.checkpoints and self.team.leads:
-            self.checkpoints.save(self.iteration, self.state_dict(), self.best and self.best["iteration"])
+            best = None if self.best is None else self.best["iteration"]
+            self.checkpoints.save(self.iteration, self.state_dict(), best)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the loop needs to go on as if it had never stopped."""

@@ -6,10 +6,13 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mrfquant.errors import BadInput
 from mrfquant.training.collectors import Collector, Values
+
+if TYPE_CHECKING:
+    from wandb import Run
 
 Mode = Literal["online", "offline", "disabled"]
 RESULT_FILES = ("config.gin", "operative.gin", "env.json", "metrics.jsonl", "summary.json", "log.txt")
@@ -36,8 +39,14 @@ class WandB(Collector):
         self, folder: Path, mode: Mode, name: str, group: str, tags: Sequence[str], config: Mapping[str, Any]
     ) -> None:
         self.folder, self.mode = folder, mode
-        self.identity = {"name": name, "group": group, "tags": list(tags), "config": dict(config), "job_type": "train"}
-        self._run = None
+        self.identity: dict[str, Any] = {
+            "name": name,
+            "group": group,
+            "tags": list(tags),
+            "config": dict(config),
+            "job_type": "train",
+        }
+        self._run: Run | None = None
         self._best = -math.inf
 
     def start(self, iteration: int, iterations: int) -> None:
@@ -47,7 +56,7 @@ class WandB(Collector):
 
         settings = wandb.Settings(silent=True, console="off", x_disable_meta=True, x_disable_stats=True)
         try:
-            self._run = wandb.init(
+            run = self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "mrfquant"),
                 dir=str(self.folder),  # the variable above is read once a process
                 mode=self.mode,
@@ -57,14 +66,15 @@ class WandB(Collector):
         except wandb.Error as error:  # no credentials, no connection
             reason = str(error).split("\n")[0].rstrip(".")
             raise BadInput(f"Weights & Biases cannot start ({reason}): log in, or give --wandb offline") from None
-        self._run.define_metric("iteration")
-        self._run.define_metric("*", step_metric="iteration")
+        run.define_metric("iteration")
+        run.define_metric("*", step_metric="iteration")
 
     def record(self, iteration: int, values: Values) -> None:
         # A flat figure of the best so far: a summary="max" of W&B would turn the summary's entry into a dictionary.
         if "val_top1" in values:
             self._best = max(self._best, values["val_top1"])
             values = {**values, "best_val_top1": self._best}
+        assert self._run is not None
         self._run.log({"iteration": iteration, **values})
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
