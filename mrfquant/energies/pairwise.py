@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed
-from torch import Tensor, nn
+from torch import Tensor
 
 from mrfquant.config.settings import Count, Damping, NonNegative, configurable
 from mrfquant.energies.base import Energy
@@ -26,7 +26,7 @@ class LayerCurvature:
         trees: of each group, the spanning tree of the strongest couplings when the first of them were known.
     """
 
-    weight: nn.Parameter
+    weight: Tensor
     start: int
     a: Tensor
     g: Tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class Inference(ABC):
         self.schedule = beta or Constant(1.0)
         self.iteration = 0
         self.budget: int | None = None
-        self.variables = [self.start(block, lambda b=block: self._draw(b)) for block in labelling.blocks]
+        self.variables = [self.start(block, partial(self._draw, block)) for block in labelling.blocks]
         self.optimizer = optimizer(self.variables + ([labelling.free.w] if len(labelling.free) else []))
         self._initial_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.project_all()
@@ -142,10 +143,9 @@ class Inference(ABC):
     @contextmanager
     def sampled(self, generator: torch.Generator | None = None) -> Iterator[None]:
         """Within the block the network computes with labels drawn from u."""
-        us = [self.marginals(*item) for item in self.items()]
-        if any(u is None for u in us):
+        if (us := self._us()) is None:
             raise BadInput(f"{type(self).__name__} has no distribution over labels to sample from")
-        with self._weights([b.sample(u, generator) for b, u in zip(self.labelling.blocks, us, strict=True)]):
+        with self._weights([block.sample(u, generator) for block, u in us]):
             yield
 
     @contextmanager
@@ -175,8 +175,7 @@ class Inference(ABC):
         labels = self._look()
         figures["flips"] = sum((a != b).sum().item() for a, b in zip(labels, self._looked, strict=True)) / m
         self._looked = labels
-        us = [(block, self.marginals(block, x)) for block, x in self.items()]
-        if all(u is not None for _, u in us):
+        if (us := self._us()) is not None:
             figures["entropy"] = sum(block.entropy(u).sum(dtype=torch.float64).item() for block, u in us) / m
             figures["decided"] = sum(block.decided(u).sum().item() for block, u in us) / m
         return figures
@@ -184,10 +183,10 @@ class Inference(ABC):
     @torch.no_grad()
     def layer_entropy(self) -> dict[str, float]:
         """Mean entropy of u in bits per weight for every labelled parameter; nothing for a solver without u."""
-        found = {}
-        if any(self.marginals(*item) is None for item in self.items()):
-            return found
-        entropies = {block.start: block.entropy(self.marginals(block, x)) for block, x in self.items()}
+        if (us := self._us()) is None:
+            return {}
+        found: dict[str, float] = {}
+        entropies = {block.start: block.entropy(u) for block, u in us}
         for name, (first, last) in self.labelling.labelled.spans.items():
             start = self.labelling.block_of(name).start
             found[name] = entropies[start][first - start : last - start].mean().item()
@@ -240,6 +239,11 @@ class Inference(ABC):
     def _look(self) -> list[Tensor]:
         """The labels of every block, small and on the host."""
         return [self.labels(b, x).to("cpu", torch.uint8 if b.d <= 256 else torch.int32) for b, x in self.items()]
+
+    def _us(self) -> list[tuple[Block, Tensor]] | None:
+        """Every block with its u, or None for a solver that has none."""
+        us = [(block, u) for block, x in self.items() if (u := self.marginals(block, x)) is not None]
+        return us if len(us) == len(self.variables) else None
 
     def _draw(self, block: Block) -> Tensor:
         return self.labelling.initial_weights()[block.start : block.start + block.m]

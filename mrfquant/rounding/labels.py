@@ -43,6 +43,7 @@ class Rounded(LatentInference):
     def assign(self, found: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Give every labelled parameter its labels, in its shape, and its scales, one for each of its first indices."""
         labelled, scales = self.labelling.labelled, self.labelling.scale
+        assert scales is not None, "the labelling has no scales to set"
         values = torch.empty_like(labelled.w)
         for name, (labels, scale) in found.items():
             labelled.view(name, values).copy_(self.labelling.block_of(name).q[labels])

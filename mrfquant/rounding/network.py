@@ -135,7 +135,7 @@ class Rounding:
         for w, moments in zip(weights, a, strict=True):
             problem = LayerProblem.of(w.T.contiguous(), moments, q)
             began = time.perf_counter()
-            start = self.start and self.start.solve(problem)
+            start = None if self.start is None else self.start.solve(problem)
             chosen, scale = self.solver.solve(problem, start)
             seconds += time.perf_counter() - began
             greedy, greedy_scale = RoundGPTQ(scales=(1.0,), by_activation=False).solve(problem)  # as published
@@ -186,15 +186,14 @@ def _in_order(model: nn.Module, levels: Mapping[str, LevelSet], batches: Batches
 
 def _moments(model: nn.Module, name: str, layer: Layer, batches: Batches) -> tuple[Tensor, int]:
     """The mean second moments of a layer's inputs, (groups, n, n), and the number of inputs they are made of."""
-    total, count, images = None, 0, 0
+    total, count, images = layer.weight.new_zeros(()), 0, 0
 
     def look(_: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
         nonlocal total, count
         x = given[0]
         if not x.isfinite().all():
             raise BadInput(f"the inputs of {name} are not finite: the trained network or the images are broken")
-        moments = second_moments(layer, x, sample_pixels=True) * len(x)
-        total = moments if total is None else total + moments
+        total = total + second_moments(layer, x, sample_pixels=True) * len(x)
         positions = output[0].numel() // len(layer.weight)
         count += len(x) * (pixels_drawn(layer, positions) if isinstance(layer, nn.Conv2d) else positions)
         raise _Reached
@@ -212,7 +211,7 @@ def _moments(model: nn.Module, name: str, layer: Layer, batches: Batches) -> tup
     return total / images, count
 
 
-def _estimate_statistics(model: nn.Module, norms: list[nn.Module], batches: Batches) -> None:
+def _estimate_statistics(model: nn.Module, norms: list[BatchNorm], batches: Batches) -> None:
     """Set the running statistics of batch norm to their mean over the calibration images."""
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
