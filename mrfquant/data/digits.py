@@ -39,5 +39,6 @@ def digits(root: Path) -> Dataset:
     pixels = stored["images"].float()[:, None] * (255 / 16)  # (1797, 1, 8, 8), from 0..16 to 0..255
     images = F.interpolate(pixels, size=DIGITS.shape[1:], mode="bilinear").round().to(torch.uint8)
     labels = stored["labels"].long()
-    splits = (stored[name].long() for name in ("train", "val", "test"))
-    return DIGITS.dataset(*(Split(images[part], labels[part]) for part in splits))
+    parts = (stored[name].long() for name in ("train", "val", "test"))
+    train, val, test = (Split(images[part], labels[part]) for part in parts)
+    return DIGITS.dataset(train, val, test)
