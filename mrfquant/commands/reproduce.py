@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mrfquant.commands.parser import Parser, run_command
@@ -58,15 +58,15 @@ def chosen(arguments: argparse.Namespace) -> list[Cell]:
     return _matching(cells, arguments.methods, "--methods", lambda c: (c.column,))
 
 
-def _matching(cells: Sequence[Cell], names: str | None, flag: str, of: object) -> list[Cell]:
+def _matching(cells: Sequence[Cell], names: str | None, flag: str, of: Callable[[Cell], tuple[str, ...]]) -> list[Cell]:
     if names is None:
         return list(cells)
     wanted = [name.strip().lower() for name in names.split(",")]
-    known = dict.fromkeys(name for cell in cells for name in of(cell))  # type: ignore[operator]
+    known = dict.fromkeys(name for cell in cells for name in of(cell))
     for name in wanted:
         if name not in {k.lower() for k in known}:
             raise BadInput(f"{flag} {name!r} is not in this table: choose among {', '.join(known)}")
-    return [cell for cell in cells if any(name.lower() in wanted for name in of(cell))]  # type: ignore[operator]
+    return [cell for cell in cells if any(name.lower() in wanted for name in of(cell))]
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from mrfquant.config.settings import configurable
 
+N = TypeVar("N", bound=nn.Module)
 NETWORKS: dict[str, Callable[..., nn.Module]] = {}
 
 
-def network(cls: type[nn.Module]) -> type[nn.Module]:
+def network(cls: type[N]) -> type[N]:
     """Make a class of networks, built from the shape of an image and the number of classes, known by its name, here
     and to gin; an instance remembers what it was built with, defaults left out, as `arguments`."""
     build = cls.__init__

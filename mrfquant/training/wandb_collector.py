@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mrfquant.errors import BadInput
 from mrfquant.training.collectors import Collector, Values
@@ -20,8 +20,9 @@ RESULT_FILES = ("config.gin", "operative.gin", "env.json", "metrics.jsonl", "sum
 
 def default_mode() -> Mode:
     """Online where W&B knows who you are, offline elsewhere: nothing ever prompts."""
-    if os.environ.get("WANDB_MODE") in ("online", "offline", "disabled"):
-        return os.environ["WANDB_MODE"]  # type: ignore[return-value]
+    for mode in get_args(Mode):
+        if os.environ.get("WANDB_MODE") == mode:
+            return mode
     if os.environ.get("WANDB_API_KEY"):
         return "online"
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
