@@ -29,7 +29,7 @@ class EnergyContract(Contract):
     in another way.
 
     Attributes:
-        steps: that the energy has seen when it is looked at.
+        steps: that the energy has been through before those that it is looked at in.
     """
 
     steps: ClassVar[int] = 2
@@ -82,8 +82,8 @@ class EnergyContract(Contract):
     def at_work(self, levels: Levels) -> Iterator[tuple[Energy, Block, Tensor]]:
         """The energy in the middle of a run: one block at a time, with its present u."""
         for energy, labelling in self.started(levels):
-            for _ in range(self.steps):
-                us = self.advance(energy, labelling)
+            self._steps(energy, labelling)
+            us = self.advance(energy, labelling)
             for block, u in zip(labelling.blocks, us, strict=True):
                 yield energy, block, u
 
@@ -131,16 +131,17 @@ class EnergyContract(Contract):
     def test_beginning_a_step_changes_nothing_outside_the_energy(self, levels: Levels) -> None:
         """However often it is done; without a memory it does not change the gradient either."""
         for energy, labelling in self.started(levels):
-            us = self.advance(energy, labelling)
-            read = {"w": labelling.labelled.w, "g": labelling.labelled.g, "u": torch.cat([u.reshape(-1) for u in us])}
-            before, expected = {name: x.clone() for name, x in read.items()}, _look(energy, labelling, us)
+            us = self._steps(energy, labelling)
+            labelling.labelled.g.normal_()
+            read = {"w": labelling.labelled.w, "g": labelling.labelled.g, **{f"u {i}": u for i, u in enumerate(us)}}
+            before, looks = {name: x.clone() for name, x in read.items()}, []
             for _ in range(3):
                 self.begin(energy, labelling, us)
-            read["u"] = torch.cat([u.reshape(-1) for u in us])
-            for name, x in read.items():
-                assert torch.equal(x, before[name]), f"begin_step has changed {name}"
+                looks.append(_look(energy, labelling, us))
+                for name, x in read.items():
+                    assert torch.equal(x, before[name]), f"begin_step has changed {name}"
             if not energy.state_dict():
-                same = _same(_look(energy, labelling, us), expected)
+                same = _same(looks[0], looks[-1])
                 assert same, "begun twice, a step has another value or gradient, and state_dict knows of no memory"
 
     def test_what_a_step_brings_is_seen_in_that_step(self, levels: Levels) -> None:
@@ -148,7 +149,7 @@ class EnergyContract(Contract):
         for (one, first), (two, second) in zip(self.started(levels), self.started(levels), strict=True):
             found = []
             for energy, labelling, seed in ((one, first, 2), (two, second, 3)):
-                self._steps(energy, labelling, self.steps)
+                self._steps(energy, labelling)
                 torch.manual_seed(seed)
                 found.append(_look(energy, labelling, self.advance(energy, labelling)))
             for block, (_, a), (_, b) in zip(first.blocks, *found, strict=True):
@@ -160,8 +161,9 @@ class EnergyContract(Contract):
 
     def test_saved_and_loaded_it_goes_on_to_the_bit(self, levels: Levels) -> None:
         for (whole, first), (fresh, second) in zip(self.started(levels), self.started(levels), strict=True):
-            self._steps(whole, first, self.steps)
-            fresh.load_state_dict(_through_a_file(whole.state_dict()))
+            self._steps(whole, first)
+            if state := whole.state_dict():
+                fresh.load_state_dict(_through_a_file(state))
             found = []
             for energy, labelling in ((whole, first), (fresh, second)):
                 torch.manual_seed(2)
@@ -171,11 +173,13 @@ class EnergyContract(Contract):
                 assert torch.equal(gradient, expected_gradient), f"the gradient is another {hint}"
                 assert torch.equal(value, expected), f"the value is another {hint}"
 
-    def _steps(self, energy: Energy, labelling: Labelling, count: int) -> None:
-        """Some steps, the same at every call."""
+    def _steps(self, energy: Energy, labelling: Labelling) -> list[Tensor]:
+        """Some steps, looked at as solvers do, the same at every call; gives the last u of each block."""
         torch.manual_seed(1)
-        for _ in range(count):
-            self.advance(energy, labelling)
+        for _ in range(self.steps):
+            us = self.advance(energy, labelling)
+            _look(energy, labelling, us)
+        return us
 
 
 def in_form(block: Block, planes: Tensor) -> Tensor:
