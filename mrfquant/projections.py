@@ -18,22 +18,27 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from mrfquant.errors import BadSetting
+from mrfquant.config.settings import Check, configurable
 from mrfquant.kernels import dispatch as fused
 
-Jacobian = Literal["exact", "reference", "straight_through"] | float
+NAMED = {"exact": (0.5, 1.0), "reference": (1.0, 0.5), "straight_through": (1.0, 0.0)}  # of the pair: factor and a
+Jacobian = Annotated[
+    Literal["exact", "reference", "straight_through"] | float,
+    Check(lambda v: v in NAMED or 0 <= v <= 1, f"one of {', '.join(NAMED)} or a number between 0 and 1"),
+]
 
 
 class Projection(ABC):
     """u = P(beta ũ) in both forms, and the products of gradients with its Jacobian.
 
-    `out` and the gradients given may be overwritten; u, t and the auxiliary variables are only read, except by
-    `weights_vjp`, which may build its result in u. `out` may be the auxiliary variables themselves.
+    A subclass writes `planes` and `planes_vjp`; the rest follows from them, and may be overridden where there is a
+    faster way. `out` and the gradients given may be overwritten; u, t and the auxiliary variables are only read,
+    except by `weights_vjp`, which may build its result in u. `out` may be the auxiliary variables themselves.
     """
 
     @abstractmethod
@@ -41,16 +46,21 @@ class Projection(ABC):
         """u (d, m) of ũ (d, m)."""
 
     @abstractmethod
-    def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
-        """t (m,) of ã (m,)."""
-
-    @abstractmethod
     def planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
         """The gradient with respect to ũ (d, m) of what has the gradient g (d, m) with respect to u."""
 
-    @abstractmethod
+    def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+        """t (m,) of ã (m,)."""
+        first, second = self.planes(torch.stack([-aux, aux]), beta)
+        return torch.sub(second, first, out=out)
+
     def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
         """The half difference of the gradient with respect to ũ, (m,), of what has the half difference δ (m,)."""
+        # A t that was read off rounded weights may miss the ends of its range, where u has labels of probability 0.
+        t = torch.where(t.abs() > 1 - 16 * torch.finfo(t.dtype).eps, t.sign(), t)
+        u = torch.stack([1 - t, 1 + t]).div_(2)
+        first, second = self.planes_vjp(u, torch.stack([-delta, delta]), beta, torch.stack([-aux, aux]))
+        return torch.sub(second, first).div_(2)
 
     def weights(self, aux: Tensor, q: Tensor, beta: float, out: Tensor, w: Tensor) -> None:
         """u (d, m) of ũ (d, m) into `out`, and the expected weights q u (m,) into w; q: (d,) levels."""
@@ -70,6 +80,7 @@ class Projection(ABC):
         return self.planes_vjp(u, q * g, beta, aux)
 
 
+@configurable
 class Softmax(Projection):
     """argmax over u of <ũ, u> + H(u) / beta (Lemma 2.1); for a pair, t = tanh(beta ã).
 
@@ -86,12 +97,8 @@ class Softmax(Projection):
     """
 
     def __init__(self, jacobian: Jacobian = "reference") -> None:
-        named = {"exact": (0.5, 1.0), "reference": (1.0, 0.5), "straight_through": (1.0, 0.0)}
-        number = isinstance(jacobian, int | float) and not isinstance(jacobian, bool) and 0 <= jacobian <= 1
-        if not number and not (isinstance(jacobian, str) and jacobian in named):
-            raise BadSetting("jacobian", jacobian, f"one of {', '.join(named)} or a number between 0 and 1")
         self.jacobian = jacobian
-        self._front, self._a = named.get(jacobian, (1.0, jacobian))  # of the pair's product
+        self._front, self._a = NAMED.get(jacobian, (1.0, jacobian))  # of the pair's product
 
     def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         # The maximum goes before beta is multiplied in: beta times a large ũ may be infinite, beta times 0 is 0.
@@ -141,6 +148,7 @@ class Softmax(Projection):
         return super().weights_vjp(u, q, w, g, beta, aux)
 
 
+@configurable
 class Sparsemax(Projection):
     """The Euclidean projection of beta ũ onto the simplex (Martins and Astudillo, 2016)."""
 
@@ -176,6 +184,7 @@ class Sparsemax(Projection):
         return delta.masked_fill_(aux.abs() >= 0.5 / beta, 0).mul_(beta)
 
 
+@configurable
 class Hardmax(Projection):
     """The vertex of the largest ũ, the first of equals: the limit of both other maps as beta grows.
 

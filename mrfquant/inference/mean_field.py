@@ -13,7 +13,7 @@ from mrfquant.inference.entropies import Entropy
 from mrfquant.inference.projected import ProjectedInference
 from mrfquant.labelling import Block, Labelling
 from mrfquant.projections import Softmax
-from mrfquant.schedules import Schedule
+from mrfquant.schedules import Constant, Schedule
 
 
 @configurable(supplied=["labelling", "optimizer"])
@@ -41,7 +41,8 @@ class MeanField(ProjectedInference):
         entropy: Entropy | None = None,
     ) -> None:
         self.damping = damping
-        super().__init__(labelling, optimizer, Softmax(), beta, energy, entropy=entropy)
+        projection, beta = Softmax("reference"), beta or Constant(1.0)
+        super().__init__(labelling, optimizer, projection, beta, energy, auxiliary=True, entropy=entropy)
 
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
         # Scaled so that the first u is as undecided as the other solvers' is at beta = 1.

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from mrfquant.config.settings import configurable
 from mrfquant.energies import Energy
+from mrfquant.errors import BadInput
 from mrfquant.inference.base import Inference, OptimizerRecipe
 from mrfquant.inference.entropies import Entropy
 from mrfquant.labelling import Block, Labelling
 from mrfquant.projections import Hardmax, Jacobian, Projection, Softmax, Sparsemax
-from mrfquant.schedules import Geometric, Schedule
+from mrfquant.schedules import Constant, Geometric, Schedule
 
 
 def auxiliary_gradient(
@@ -44,8 +45,18 @@ def auxiliary_gradient(
     return projection.weights_vjp(u, block.centred_q, w, g, beta, aux)
 
 
+@configurable(supplied=["labelling", "optimizer"])
 class ProjectedInference(Inference):
-    """The step that the solvers below share; each of them is a projection."""
+    """PROJ: the step that the solvers below share, with any projection; each of them is one.
+
+    Args:
+        projection: the map from auxiliary variables to u, as @Softmax().
+        beta: annealed as PMF's by default.
+        auxiliary: keep auxiliary variables and descend through the projection's Jacobian, or update u itself.
+        entropy: what u stands for, for the projection softmax only; factorised by default.
+    """
+
+    method = "PROJ"
 
     def __init__(
         self,
@@ -57,11 +68,16 @@ class ProjectedInference(Inference):
         auxiliary: bool = True,
         entropy: Entropy | None = None,
     ) -> None:
+        if entropy is not None and not isinstance(projection, Softmax):
+            raise BadInput(
+                f"{type(entropy).__name__} goes with softmax, the projection is {type(projection).__name__}: set "
+                "projection = @Softmax(), or leave the entropy out"
+            )
         self.projection, self.auxiliary, self.entropy = projection, auxiliary, entropy
         # u of every block that is kept as planes; a pair's u can be read off the weights. The gradient is built in its
         # place, since u is not needed any more once the gradient is known.
         self._planes = {b.start: b.variables() for b in labelling.blocks if not b.is_pair}
-        super().__init__(labelling, optimizer, beta, energy)
+        super().__init__(labelling, optimizer, beta or Geometric(rho=1.02), energy)
 
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
         aux = draw() if block.is_pair else torch.stack([draw() for _ in range(block.d)])
@@ -119,6 +135,9 @@ class ProjectedInference(Inference):
         return u / 2 if block.is_pair else u.clone()
 
 
+# The solvers below pass on every argument, so that none is left for gin to fill in with ProjectedInference's.
+
+
 @configurable(supplied=["labelling", "optimizer"])
 class ProximalMeanField(ProjectedInference):
     """PMF: the softmax projection with annealed beta (Algorithm 1, Theorem 3.1).
@@ -161,7 +180,7 @@ class SparsemaxPGD(ProjectedInference):
         energy: Energy | None = None,
         auxiliary: bool = True,
     ) -> None:
-        super().__init__(labelling, optimizer, Sparsemax(), beta or Geometric(rho=1.01), energy, auxiliary)
+        super().__init__(labelling, optimizer, Sparsemax(), beta or Geometric(rho=1.01), energy, auxiliary, None)
 
 
 @configurable(supplied=["labelling", "optimizer"])
@@ -179,14 +198,14 @@ class ProximalICM(ProjectedInference):
     def __init__(
         self, labelling: Labelling, optimizer: OptimizerRecipe, energy: Energy | None = None, clip: bool = True
     ) -> None:
-        self.clip = clip
-        super().__init__(labelling, optimizer, Hardmax(), energy=energy)
+        self.clip, self._nearest = clip, Sparsemax()
+        super().__init__(labelling, optimizer, Hardmax(), Constant(1.0), energy, True, None)
 
     def project(self, block: Block, x: Tensor) -> None:
         if self.clip and block.is_pair:
             x.clamp_(-0.5, 0.5)
         elif self.clip:
-            Sparsemax().planes(x, 1.0, out=x)
+            self._nearest.planes(x, 1.0, out=x)
         super().project(block, x)
 
 
@@ -207,7 +226,7 @@ class MirrorDescent(ProjectedInference):
         energy: Energy | None = None,
     ) -> None:
         projection = Softmax("straight_through")
-        super().__init__(labelling, optimizer, projection, beta or Geometric(rho=1.02), energy)
+        super().__init__(labelling, optimizer, projection, beta or Geometric(rho=1.02), energy, True, None)
 
     def gradient(self, block: Block, x: Tensor) -> Tensor:
         # The mirror map's gradient is that of E with respect to u: beta enters the projection only.

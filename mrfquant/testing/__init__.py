@@ -1,4 +1,7 @@
-"""Contract tests that the author of a solver or an energy inherits; needs pytest, which nothing else here does.
+"""Contract tests that the author of a part inherits; needs pytest, which nothing else here does.
+
+InferenceContract is that of solvers of networks, EnergyContract of energies, ProjectionContract of projections onto
+the simplex, SolverContract of solvers of explicit fields.
 
 from mrfquant.testing import InferenceContract
 
@@ -9,5 +12,7 @@ class TestMySolver(InferenceContract):
 from mrfquant.testing.contract import Contract
 from mrfquant.testing.energy import EnergyContract
 from mrfquant.testing.inference import InferenceContract
+from mrfquant.testing.projection import ProjectionContract
+from mrfquant.testing.solver import SolverContract
 
-__all__ = ["Contract", "EnergyContract", "InferenceContract"]
+__all__ = ["Contract", "EnergyContract", "InferenceContract", "ProjectionContract", "SolverContract"]

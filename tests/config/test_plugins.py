@@ -21,6 +21,7 @@ from mrfquant.energies import FirstOrderTaylor
 from mrfquant.inference import ProximalMeanField
 from mrfquant.models import network
 from mrfquant.mrf import SequentialMeanField
+from mrfquant.projections import Projection
 from mrfquant.config.settings import Positive, configurable
 
 
@@ -59,6 +60,19 @@ def blobs(root) -> Dataset:
 @configurable(supplied=["graph", "seed", "start"])
 class MyFieldSolver(SequentialMeanField):
     pass
+
+
+@configurable
+class MyProjection(Projection):
+    def __init__(self, sharpness: Positive = 1.0):
+        self.sharpness = sharpness
+
+    def planes(self, aux, beta, out=None):
+        u = (aux * beta * self.sharpness).softmax(0)
+        return u if out is None else out.copy_(u)
+
+    def planes_vjp(self, u, g, beta, aux):
+        return u * (g - (u * g).sum(0)) * (beta * self.sharpness)
 """
 CONFIG = """
 Experiment.dataset = @blobs
@@ -105,6 +119,24 @@ def test_solver_energy_network_and_data_of_an_imported_module_run_resume_and_pac
     assert "going on from iteration 20" in call(folder, "run", "--resume", "one")
     call(folder, "pack", "one", "-o", "my.safetensors")
     assert "test top-1" in call(folder, "eval", "my.safetensors", "--import", "my_parts")
+
+
+@pytest.mark.parametrize("levels", ["[-1, 1]", "[-1, 0, 1]"])
+def test_a_projection_of_an_imported_module_runs_and_resumes(folder, levels):
+    config = CONFIG.replace("@MySolver", "@ProjectedInference").replace("MySolver.", "ProjectedInference.")
+    lines = [line for line in config.splitlines() if ".speed" not in line]
+    bindings = f"""
+ProjectedInference.projection = @MyProjection()
+MyProjection.sharpness = 2.0
+Labelling.levels = {levels}
+"""
+    (folder / "my.gin").write_text("\n".join(["import my_parts", *lines, bindings]))
+    assert call(folder, "run", "--gin", "my.gin", "--out", "one").startswith("PROJ  ")
+    operative = (folder / "one" / "operative.gin").read_text()
+    assert "ProjectedInference.projection = @MyProjection()" in operative
+    assert "MyProjection.sharpness = 2.0" in operative
+    (folder / "one" / "summary.json").unlink()
+    assert "going on from iteration 20" in call(folder, "run", "--resume", "one")
 
 
 def test_a_gin_file_imports_a_module_of_the_working_folder(folder):

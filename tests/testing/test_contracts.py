@@ -1,12 +1,16 @@
-"""Every solver and every energy of the package keeps its contract."""
+"""Every solver, energy, projection and solver of fields of the package keeps its contract."""
 
+import functools
 import inspect
+import itertools
 
 import pytest
 import torch
 
 import mrfquant.energies
 import mrfquant.inference
+import mrfquant.mrf
+import mrfquant.projections
 from mrfquant.energies import Energy, FirstOrderTaylor, PairwiseEnergy
 from mrfquant.errors import BadInput
 from mrfquant.inference import (
@@ -14,6 +18,7 @@ from mrfquant.inference import (
     Inference,
     MeanField,
     MirrorDescent,
+    ProjectedInference,
     ProximalICM,
     ProximalMeanField,
     ProxQuant,
@@ -22,10 +27,28 @@ from mrfquant.inference import (
     SparsemaxPGD,
 )
 from mrfquant.labelling import Labelling
-from mrfquant.mrf import FactorGraph
+from mrfquant.mrf import (
+    ICM,
+    BeliefPropagation,
+    Enumeration,
+    FactorGraph,
+    JunctionTree,
+    LocalSearch,
+    Relaxation,
+    SequentialMeanField,
+    Solver,
+    TreeReweighted,
+)
 from mrfquant.mrf.energy import FactorGraphEnergy
+from mrfquant.projections import Hardmax, Projection, Softmax, Sparsemax
 from mrfquant.schedules import Geometric, GeometricTo
-from mrfquant.testing import EnergyContract, InferenceContract
+from mrfquant.testing import EnergyContract, InferenceContract, ProjectionContract, SolverContract
+from mrfquant.testing.fields import THIRD
+
+
+class TestProjectedInference(InferenceContract):
+    part = ProjectedInference
+    settings = {"projection": Softmax()}
 
 
 class TestProximalMeanField(InferenceContract):
@@ -113,11 +136,8 @@ class TestPairwiseEnergy(EnergyContract):
         model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 4)).double()
         return model, Labelling(model, list(levels))
 
-    def make(self, labelling, **settings):
-        energy = super().make(labelling, **settings)
-        energy.attach(labelling)
-        labelling.model(torch.randn(16, 6, dtype=torch.float64))
-        return energy
+    def loss(self, model):
+        return torch.nn.functional.cross_entropy(model(torch.randn(16, 6, dtype=torch.float64)), torch.arange(16) % 4)
 
 
 class TestFactorGraphEnergy(EnergyContract):
@@ -125,17 +145,163 @@ class TestFactorGraphEnergy(EnergyContract):
     gin_name = None  # it is built around a graph, by Relaxation
 
     def make(self, labelling):
-        """Of a chain of all variables, with fields and random couplings."""
-        m, d = len(labelling), labelling.blocks[0].d
-        random = torch.Generator().manual_seed(0)
-        unary = [([j], torch.randn(d, generator=random)) for j in range(m)]
-        chain = [([j, j + 1], torch.randn(d, d, generator=random)) for j in range(m - 1)]
-        return FactorGraphEnergy(FactorGraph([d] * m, unary + chain))
+        return FactorGraphEnergy(chain(tuple(block.d for block in labelling.blocks for _ in range(block.m))))
 
 
-@pytest.mark.parametrize(("base", "module"), [(Inference, mrfquant.inference), (Energy, mrfquant.energies)])
-def test_no_part_is_left_out(base, module):
+@functools.cache
+def chain(labels):
+    """A chain of variables with so many labels, with fields and random couplings."""
+    random = torch.Generator().manual_seed(0)
+    unary = [([j], torch.randn(d, generator=random)) for j, d in enumerate(labels)]
+    pairs = [([j, j + 1], torch.randn(*d, generator=random)) for j, d in enumerate(itertools.pairwise(labels))]
+    return FactorGraph(labels, unary + pairs)
+
+
+def identity(u):
+    """(d, d, m)."""
+    return torch.eye(len(u), dtype=u.dtype)[..., None].expand(-1, -1, u.shape[1])
+
+
+def outer(u):
+    """u uᵀ of every variable: (d, d, m)."""
+    return u[:, None] * u[None]
+
+
+class TestSoftmax(ProjectionContract):
+    part = Softmax
+
+    def jacobian(self, u, aux, beta):
+        """The authors': beta (I - u uᵀ)."""
+        return beta * (identity(u) - outer(u))
+
+
+class TestSoftmaxExact(ProjectionContract):
+    part = Softmax
+    settings = {"jacobian": "exact"}
+
+
+class TestSoftmaxStraightThrough(ProjectionContract):
+    part = Softmax
+    settings = {"jacobian": "straight_through"}
+
+    def jacobian(self, u, aux, beta):
+        return beta * identity(u)
+
+
+class TestSoftmaxBetween(ProjectionContract):
+    part = Softmax
+    settings = {"jacobian": 0.3}
+
+    def jacobian(self, u, aux, beta):
+        return beta * (0.7 * identity(u) + 0.3 * len(u) * (identity(u) * u - outer(u)))
+
+
+class TestSparsemax(ProjectionContract):
+    part = Sparsemax
+
+
+class TestHardmax(ProjectionContract):
+    part = Hardmax
+    at_small_beta = "vertex"
+
+    def jacobian(self, u, aux, beta):
+        """Appendix B.1's, I - 1 1ᵀ / d, 0 where the largest ũ leads by more than 1."""
+        lead = aux.topk(2, dim=0).values.diff(dim=0).abs()
+        return (identity(u) - 1 / len(u)) * (lead <= 1)
+
+
+class TestEnumeration(SolverContract):
+    part = Enumeration
+
+
+class TestJunctionTree(SolverContract):
+    part = JunctionTree
+
+
+class TestBeliefPropagation(SolverContract):
+    part = BeliefPropagation
+    settings = {"damping": 0.3}
+    fields = THIRD
+    exact_on_trees = True
+
+
+class TestResidualBeliefPropagation(SolverContract):
+    part = BeliefPropagation
+    settings = {"schedule": "residual"}
+    fields = THIRD
+    exact_on_trees = True
+
+
+class TestMaxProduct(SolverContract):
+    part = BeliefPropagation
+    settings = {"mode": "max", "damping": 0.3}
+    fields = THIRD
+    exact_on_trees = True
+
+
+class TestTreeReweighted(SolverContract):
+    part = TreeReweighted
+    fields = THIRD
+    exact_on_trees = True
+
+
+class TestSequentialMeanField(SolverContract):
+    part = SequentialMeanField
+    monotone = True
+
+
+class TestAnnealedMeanField(SolverContract):
+    part = SequentialMeanField
+    settings = {"beta": Geometric(1.5, 1, 100.0, 0.1)}
+    fields = THIRD
+
+
+class TestICM(SolverContract):
+    part = ICM
+    monotone = True
+
+
+class TestLocalSearch(SolverContract):
+    part = LocalSearch
+    settings = {"patience": 2, "warm_up": 20}
+    fields = THIRD
+    exact_on_trees = True
+    monotone = True
+
+
+class TestRelaxation(SolverContract):
+    part = Relaxation
+    fields = THIRD
+    iterations = 15
+
+
+class TestRelaxationOfMeanField(TestRelaxation):
+    settings = {"inference": functools.partial(MeanField, damping=0.5)}
+
+
+class TestRelaxationOfMirrorDescent(TestRelaxation):
+    settings = {"inference": MirrorDescent}
+
+
+class TestRelaxationOfICM(TestRelaxation):
+    settings = {"inference": ProximalICM}
+
+
+class TestRelaxationOfPGD(TestRelaxation):
+    settings = {"inference": SparsemaxPGD}
+
+
+BASES = {
+    Inference: mrfquant.inference,
+    Energy: mrfquant.energies,
+    Projection: mrfquant.projections,
+    Solver: mrfquant.mrf,
+}
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_no_part_is_left_out(base):
     contracts = [c for c in globals().values() if inspect.isclass(c) and hasattr(c, "part")]
-    parts = {name for name in module.__all__ if issubclass(part := getattr(module, name), base)
-             and not inspect.isabstract(part) and part.__init__ is not base.__init__}  # fmt: skip
-    assert parts - {"LatentInference", "ProjectedInference"} <= {c.part.__name__ for c in contracts}
+    found = [part for part in vars(BASES[base]).values() if inspect.isclass(part) and issubclass(part, base)]
+    parts = {part.__name__ for part in found if not inspect.isabstract(part) and part.__init__ is not base.__init__}
+    assert parts - {"LatentInference"} <= {c.part.__name__ for c in contracts}

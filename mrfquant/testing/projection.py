@@ -1,0 +1,199 @@
+"""The contract of a projection."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from mrfquant.projections import Projection
+from mrfquant.testing.contract import Contract
+
+STEP = 1e-5  # of finite differences
+VARIABLES = 40
+
+
+class ProjectionContract(Contract):
+    """What solvers rely on. Inherit it and name your projection:
+
+        class TestMyProjection(ProjectionContract):
+            part = MyProjection
+
+    Every check is made in float64 unless it says otherwise, for each number of labels in `label_counts`.
+
+    A projection whose product is meant to be that of another matrix than its true Jacobian (a surrogate) says so by
+    writing that matrix in `jacobian`; otherwise the product is compared with finite differences.
+
+    Attributes:
+        label_counts: d. betas: the inverse temperatures at which products are compared.
+        at_small_beta: what u tends to as beta goes to 0: 'uniform', 'vertex' if beta plays no role, None for
+            neither.
+    """
+
+    label_counts: ClassVar[Sequence[int]] = (2, 3, 5)
+    betas: ClassVar[Sequence[float]] = (0.4, 2.5)
+    at_small_beta: ClassVar[Literal["uniform", "vertex"] | None] = "uniform"
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """Every check that takes `labels` is made for each number of them."""
+        if "labels" in metafunc.fixturenames:
+            metafunc.parametrize("labels", self.label_counts, ids=[f"{d} labels" for d in self.label_counts])
+
+    def build(self, **settings: Any) -> Projection:
+        return self.part(**{**self.settings, **settings})
+
+    def jacobian(self, u: Tensor, aux: Tensor, beta: float) -> Tensor:
+        """The matrix of each variable that products are made with, (d, d, m): entry i, j is that of u_i and ũ_j.
+
+        A product is its transpose times g - mean(g). By default it is the derivative of u_i by ũ_j, nan for the
+        variables that have a kink or a jump within the step of the finite differences.
+        """
+        projection, columns, kinked = self.build(), [], torch.zeros_like(aux[0], dtype=torch.bool)
+        for j in range(len(aux)):
+            move = torch.zeros_like(aux)
+            move[j] = STEP
+            left, right = (u - projection.planes(aux - move, beta)), (projection.planes(aux + move, beta) - u)
+            kinked |= ((right - left).abs() > 1e-3 * STEP * max(beta, 1.0) ** 2).any(0)
+            columns.append((left + right) / (2 * STEP))
+        return torch.stack(columns, 1).masked_fill(kinked, torch.nan)
+
+    def test_u_lies_in_the_simplex(self, labels: int) -> None:
+        """For small and large ũ and beta, and where labels are equal; in both precisions."""
+        projection = self.build()
+        sizes, betas = (0.0, 1e-6, 1.0, 1e6), (1e-3, 1.0, 1e4)
+        for dtype, size, beta in itertools.product((torch.float32, torch.float64), sizes, betas):
+            aux = size * _normal(labels, dtype=dtype).clamp(-1, 1)
+            aux[:, :10] = size * aux[:, :10].sign()  # ties, and the largest differences
+            aux[:, 10:15] = aux[0, 10:15]
+            u, t = projection.planes(aux, beta), projection.pair(aux[0], beta)
+            at = f"for ũ of size {size:g} and beta {beta:g} in {dtype}"
+            assert u.shape == aux.shape, f"u has the shape {tuple(u.shape)}, ũ has {tuple(aux.shape)}"
+            assert u.dtype == t.dtype == dtype, f"u is in {u.dtype}, t in {t.dtype}, ũ in {dtype}"
+            assert u.isfinite().all(), f"u is not finite {at}"
+            assert u.min() >= 0, f"a label has the probability {u.min():g} {at}"
+            off = (u.sum(0) - 1).abs().max()
+            assert off <= 1e-5, f"probabilities miss the sum 1 by {off:g} {at}"
+            assert t.abs().max() <= 1, f"the pair form gives t beyond -1 and 1 {at}"
+
+    def test_a_constant_added_to_all_labels_changes_nothing(self, labels: int) -> None:
+        projection, (aux, g), shift = self.build(), _pair_of(labels), _normal(1, seed=2) * 10
+        for beta in self.betas:
+            u, moved = projection.planes(aux, beta), projection.planes(aux + shift, beta)
+            _close(moved, u, "u depends on what is added to all labels of a variable")
+            products = [projection.planes_vjp(u.clone(), g.clone(), beta, x) for x in (aux, aux + shift)]
+            _close(products[1], products[0], "the product depends on what is added to all labels of a variable")
+
+    def test_every_variable_is_projected_by_itself(self, labels: int) -> None:
+        projection, (aux, g) = self.build(), _pair_of(labels)
+        for beta in self.betas:
+            u = projection.planes(aux, beta)
+            product = projection.planes_vjp(u.clone(), g.clone(), beta, aux)
+            alone = projection.planes(aux[:, 3:5].contiguous(), beta)
+            _close(alone, u[:, 3:5], "u of a variable depends on other variables")
+            alone = projection.planes_vjp(alone, g[:, 3:5].clone(), beta, aux[:, 3:5].contiguous())
+            _close(alone, product[:, 3:5], "the product of a variable depends on other variables")
+
+    def test_the_largest_auxiliary_variable_has_the_largest_u(self, labels: int) -> None:
+        """Solvers round by ũ, networks are rounded by u: both must name the same label."""
+        projection, aux = self.build(), _normal(labels)
+        for beta in (0.1, 1.0, 10.0):
+            u = projection.planes(aux, beta)
+            chosen = u.gather(0, aux.argmax(0, keepdim=True))
+            assert (chosen >= u).all(), f"at beta {beta:g} another label than that of the largest ũ is the likeliest"
+
+    def test_u_tends_to_a_vertex_as_beta_grows(self, labels: int) -> None:
+        aux = _normal(labels)
+        first, second = aux.topk(2, 0).values
+        aux = aux[:, first - second > 0.1]
+        _close(self.build().planes(aux, 1e4), _vertices(aux), "at beta 10,000 u is not the vertex of the largest ũ")
+
+    def test_u_tends_to_what_is_stated_as_beta_vanishes(self, labels: int) -> None:
+        if self.at_small_beta is None:
+            return
+        aux = _normal(labels)
+        limit = _vertices(aux) if self.at_small_beta == "vertex" else torch.full_like(aux, 1 / labels)
+        u = self.build().planes(aux, 1e-8)
+        _close(u, limit, f"at beta 1e-8 u is not {self.at_small_beta}: set at_small_beta to what it is")
+
+    def test_the_product_is_that_of_the_jacobian(self, labels: int) -> None:
+        projection, (aux, g) = self.build(), _pair_of(labels)
+        for beta in self.betas:
+            u = projection.planes(aux, beta)
+            matrix = self.jacobian(u.clone(), aux.clone(), beta)
+            smooth = matrix.isfinite().all(0).all(0)
+            assert smooth.sum() >= VARIABLES / 2, f"u has no derivative at most of the points tried, beta {beta:g}"
+            expected = torch.einsum("ijm,im->jm", matrix, g - g.mean(0))[:, smooth]
+            product = projection.planes_vjp(u, g.clone(), beta, aux)
+            assert product.shape == aux.shape, f"a product of shape {tuple(product.shape)} for ũ {tuple(aux.shape)}"
+            what = "planes_vjp is not the product with the Jacobian (write `jacobian` if another matrix is meant)"
+            _close(product[:, smooth], expected, f"{what}, beta {beta:g}", 1e-6 * beta)
+
+    def test_the_pair_form_is_that_of_two_planes(self) -> None:
+        projection, (planes, g) = self.build(), _pair_of(2)
+        aux = planes[1].clone()
+        aux[0] = 0.0
+        both, delta = torch.stack([-aux, aux]), (g[1] - g[0]) / 2
+        for beta in self.betas:
+            u, t = projection.planes(both, beta), projection.pair(aux, beta)
+            _close(t, u[1] - u[0], "pair is not the difference of the planes")
+            expected = projection.planes_vjp(u.clone(), g.clone(), beta, both)
+            product = projection.pair_vjp(t, delta.clone(), beta, aux)
+            _close(product, (expected[1] - expected[0]) / 2, "pair_vjp is not the half difference of planes_vjp")
+
+    def test_weights_and_their_product_are_those_of_the_planes(self, labels: int) -> None:
+        projection, (aux, g), q = self.build(), _pair_of(labels), torch.linspace(-1, 2, labels, dtype=torch.float64)
+        centred = (q - q.mean())[:, None]
+        for beta in self.betas:
+            u, out, w = projection.planes(aux, beta), torch.empty_like(aux), torch.empty_like(aux[0])
+            projection.weights(aux, q, beta, out, w)
+            _close(out, u, "weights gives another u than planes")
+            _close(w, q @ u, "weights does not give the expectation of q under u")
+            expected = projection.planes_vjp(u.clone(), centred * g[0], beta, aux)
+            mean = w - q.mean()
+            product = projection.weights_vjp(u, centred, mean, g[0].clone(), beta, aux)
+            _close(product, expected, "weights_vjp is not planes_vjp of q g")
+
+    def test_only_out_and_gradients_are_overwritten(self, labels: int) -> None:
+        projection, (aux, g), beta = self.build(), _pair_of(labels), self.betas[0]
+        u, t, q = projection.planes(aux, beta), projection.pair(aux[0], beta), torch.arange(labels, dtype=aux.dtype)
+        read = {"ũ": aux, "u": u, "t": t, "q": q}
+        before = {name: x.clone() for name, x in read.items()}
+        projection.planes(aux, beta, torch.empty_like(aux))
+        projection.pair(aux[0], beta, torch.empty_like(t))
+        projection.weights(aux, q, beta, torch.empty_like(aux), torch.empty_like(t))
+        projection.planes_vjp(u, g.clone(), beta, aux)
+        projection.pair_vjp(t, g[0].clone(), beta, aux[0])
+        projection.weights_vjp(u.clone(), q[:, None], q @ u, g[0].clone(), beta, aux)
+        for name, x in read.items():
+            assert torch.equal(x, before[name]), f"{name} has changed, which may only be read"
+
+    def test_out_receives_u_and_may_be_the_auxiliary_variables(self, labels: int) -> None:
+        projection, aux = self.build(), _normal(labels)
+        for name, x in (("planes", aux), ("pair", aux[0].clone())):
+            project = getattr(projection, name)
+            expected = project(x, 0.9)
+            for where, out in (("out", torch.full_like(x, 7.0)), ("an `out` that is ũ itself", x.clone())):
+                given = out if where != "out" else x
+                assert project(given, 0.9, out=out) is out, f"{name} does not return `out`"
+                assert torch.equal(out, expected), f"{name} writes something else to {where} than it returns"
+
+
+def _normal(labels: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(labels, VARIABLES, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def _pair_of(labels: int) -> tuple[Tensor, Tensor]:
+    """ũ and a gradient with respect to u: (d, m) each."""
+    return _normal(labels), _normal(labels, seed=1)
+
+
+def _vertices(aux: Tensor) -> Tensor:
+    return torch.zeros_like(aux).scatter_(0, aux.argmax(0, keepdim=True), 1)
+
+
+def _close(found: Tensor, expected: Tensor, what: str, tolerance: float = 1e-6) -> None:
+    off = (found - expected).abs().max().item()
+    assert off <= tolerance, f"{what}: off by {off:.2g}"

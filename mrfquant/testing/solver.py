@@ -1,0 +1,212 @@
+"""The contract of a solver of fields."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mrfquant.mrf import FactorGraph, Result, Row, Solver, solve
+from mrfquant.testing import fields
+from mrfquant.testing.contract import Contract
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the solver found on a field."""
+
+    name: str
+    graph: FactorGraph
+    truth: fields.Truth
+    result: Result
+
+
+class SolverContract(Contract):
+    """What `solve`, the commands and the tables rely on. Inherit it and name your solver:
+
+        class TestMySolver(SolverContract):
+            part = MySolver
+
+    It is run on small random fields, trees, grids and full graphs, of 2, 3 and mixed numbers of labels, with random,
+    attractive and repulsive couplings and with a constraint, and compared with a list of all labellings.
+
+    Attributes:
+        fields: their names. iterations: of a run, at most. tolerance: the residual at which it ends.
+        exact_on_trees: whether it finds log Z and the marginals of trees; without a log Z, the best labelling.
+        monotone: whether no iteration is worse than the one before, in the lower bound on log Z if it is one, else in
+            the energy of the labels.
+    """
+
+    supplied = ("graph", "seed", "start")
+    fields: ClassVar[Sequence[str]] = fields.NAMES
+    iterations: ClassVar[int] = 100
+    tolerance: ClassVar[float] = 1e-8
+    exact_on_trees: ClassVar[bool] = False
+    monotone: ClassVar[bool] = False
+    _answers: ClassVar[dict[str, Answer]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._answers = {}
+
+    def make(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, **settings: Any) -> Solver:
+        """The solver on a field."""
+        return self.part(graph, seed=seed, start=start, **{**self.settings, **settings})
+
+    def build(self, **settings: Any) -> Solver:
+        return self.make(fields.field(self.fields[0]), **settings)
+
+    def run(self, solver: Solver, **limits: Any) -> Result:
+        """To the end, or to other limits; with every iteration on record where something is promised about it."""
+        limits = {"iterations": self.iterations, "tolerance": self.tolerance, **limits}
+        return solver.run(**limits, trace=self.monotone or self.part.direction == "lower bound")
+
+    def answer(self, name: str) -> Answer:
+        """A run on a field; made once for all checks, which only read it."""
+        if name not in self._answers:
+            graph = fields.field(name)
+            self._answers[name] = Answer(name, graph, fields.truth(name), self.run(self.make(graph, seed=1)))
+        return self._answers[name]
+
+    def answers(self) -> Iterator[Answer]:
+        """A run on every field."""
+        return map(self.answer, self.fields)
+
+    def some(self) -> Iterator[Answer]:
+        """For checks that need further runs: a field of each shape."""
+        return map(self.answer, ("tree-2-constrained", "grid-mixed-attractive", "full-3-repulsive"))
+
+    def test_marginals_are_distributions(self) -> None:
+        for answer in self.answers():
+            self._check_marginals(answer.name, answer.graph, answer.result)
+
+    def test_every_variable_gets_one_of_its_labels(self) -> None:
+        for answer in self.answers():
+            labels = answer.result.labels
+            assert labels.dtype == torch.int64, f"{answer.name}: labels are {labels.dtype}, not int64"
+            assert labels.shape == (len(answer.graph),), f"{answer.name}: labels of shape {tuple(labels.shape)}"
+            inside = (labels >= 0) & (labels < answer.graph.cardinalities)
+            assert inside.all(), (
+                f"{answer.name}: variables {(~inside).nonzero()[:, 0].tolist()} get labels out of range"
+            )
+
+    def test_the_energy_is_that_of_the_labels_and_the_best_on_the_way(self) -> None:
+        for answer in self.answers():
+            result, energy = answer.result, answer.graph.energy(answer.result.labels).item()
+            told = f"{answer.name}: the energy told is {result.energy:.6g}"
+            assert math.isclose(result.energy, energy, abs_tol=1e-9), f"{told}, that of the labels is {energy:.6g}"
+            best = min((row.energy for row in result.trace), default=math.inf)
+            assert result.energy <= best, f"{told}, an iteration had {best:.6g}"
+
+    def test_log_z_is_on_the_stated_side_of_the_truth(self) -> None:
+        """At the end, a lower bound in every iteration, an upper bound where it has converged."""
+        for answer in self.answers():
+            self._check_side(answer.name, answer.result, answer.truth)
+        if self.part.direction == "upper bound":
+            bounds = [answer for answer in self.answers() if answer.result.direction == "upper bound"]
+            assert bounds, "it has converged on no field, so no bound was seen: give it more iterations"
+
+    def test_what_is_called_exact_is_exact(self) -> None:
+        for answer in self.answers():
+            tree = answer.name.startswith("tree") and self.exact_on_trees
+            if answer.result.direction == "exact" or tree:
+                self._check_exact(answer.name, answer.result, answer.truth)
+
+    def test_no_iteration_is_worse_than_the_one_before(self) -> None:
+        for answer in self.answers() if self.monotone else ():
+            for a, b in itertools.pairwise(answer.result.trace):
+                was, now = self._objective(a), self._objective(b)
+                assert now <= was + 1e-9, f"{answer.name}: iteration {b.iteration} is worse, {now:.6g} after {was:.6g}"
+
+    def test_a_warm_start_is_taken(self) -> None:
+        """From the marginals of an earlier run; a monotone solver is not worse than that run after one iteration."""
+        for answer in self.some():
+            start = answer.result.marginals.clone()
+            given = start.clone()
+            result = self.run(self.make(answer.graph, seed=2, start=given), iterations=1)
+            assert torch.equal(given, start), f"{answer.name}: the start was overwritten"
+            self._check_marginals(f"{answer.name}, from a warm start", answer.graph, result)
+            if self.monotone:
+                was, now = self._objective(answer.result.trace[-1]), self._objective(result.trace[-1])
+                assert now <= was + 1e-9, f"{answer.name}: {now:.6g} one iteration after a start at {was:.6g}"
+
+    def test_the_time_limit_is_kept(self) -> None:
+        for answer in self.some():
+            result = self.run(self.make(answer.graph), seconds=0.0, tolerance=-1.0)
+            assert result.iterations == 1, f"{answer.name}: {result.iterations} iterations in 0 seconds"
+            assert result.reason == "time", f"{answer.name}: out of time, the reason is {result.reason!r}"
+
+    def test_the_same_seed_gives_the_same_answer(self) -> None:
+        """Whatever else was drawn meanwhile."""
+        for answer in self.some():
+            found = []
+            for other in (1, 2):
+                torch.manual_seed(other)
+                found.append(self.run(self.make(answer.graph, seed=5), iterations=10))
+            one, two = found
+            assert torch.equal(one.labels, two.labels), f"{answer.name}: other labels with the same seed"
+            assert torch.equal(one.marginals, two.marginals), f"{answer.name}: other marginals with the same seed"
+            assert one.log_z == two.log_z, f"{answer.name}: another log Z with the same seed"
+
+    def test_evidence_is_respected(self) -> None:
+        for answer in self.some():
+            name, evidence = f"{answer.name} with evidence", {0: 1, 2: 0}
+            result = solve(answer.graph, self.make, evidence, self.iterations, self.tolerance)
+            rows = answer.graph.per_variable(result.marginals)
+            for v, label in evidence.items():
+                assert result.labels[v] == label, f"{name}: variable {v} was observed to be {label}"
+                assert rows[v][label] == 1, f"{name}: variable {v} has the marginals {rows[v]}"
+            energy = answer.graph.energy(result.labels).item()
+            assert math.isclose(result.energy, energy, abs_tol=1e-9), f"{name}: {result.energy} for labels of {energy}"
+            self._check_marginals(name, answer.graph, result)
+            self._check_side(name, result, fields.truth_about(answer.graph.condition(evidence)[0]))
+
+    def test_the_graph_is_only_read(self) -> None:
+        for answer in self.answers():
+            assert fields.same(answer.graph, fields.field(answer.name)), f"{answer.name}: its factors have changed"
+
+    def _objective(self, row: Row) -> float:
+        """What a monotone solver makes smaller."""
+        return row.free_energy if self.part.direction == "lower bound" else row.energy
+
+    @staticmethod
+    def _check_marginals(name: str, graph: FactorGraph, result: Result) -> None:
+        u = result.marginals
+        assert u.shape == (graph.size,), f"{name}: marginals of shape {tuple(u.shape)}, expected ({graph.size},)"
+        assert u.isfinite().all(), f"{name}: a marginal is not a number"
+        assert u.min() >= 0, f"{name}: a marginal is {u.min():g}"
+        for c in graph.by_cardinality:
+            off = (c.planes(u).sum(0) - 1).abs().max()
+            assert off <= 1e-6, f"{name}: marginals of variables with {c.labels} labels miss the sum 1 by {off:g}"
+
+    @staticmethod
+    def _check_side(name: str, result: Result, truth: fields.Truth) -> None:
+        log_z, slack = truth.log_z, 1e-6
+        if result.log_z is None:
+            return
+        assert result.direction is not None, f"{name}: it gives a log Z: say in `direction` what that is worth"
+        told = f"{name}: log Z is {log_z:.6f}, and the {result.direction} is"
+        assert not math.isnan(result.log_z), f"{told} not a number"
+        if result.direction == "lower bound":
+            highest = max([result.log_z, *(-row.free_energy for row in result.trace)])
+            assert highest <= log_z + slack, f"{told} {highest:.6f} in some iteration"
+        if result.direction == "upper bound":  # the solver has converged
+            assert result.log_z >= log_z - slack, f"{told} {result.log_z:.6f}"
+        if result.direction == "exact":
+            assert abs(result.log_z - log_z) <= slack, f"{told} {result.log_z:.6f}"
+
+    @staticmethod
+    def _check_exact(name: str, result: Result, truth: fields.Truth) -> None:
+        if result.direction == "exact" or result.log_z is None:
+            assert abs(result.energy - truth.optimum) <= 1e-6, (
+                f"{name}: the labels have the energy {result.energy:.6f}, the best ones {truth.optimum:.6f}"
+            )
+        if result.log_z is not None:
+            assert abs(result.log_z - truth.log_z) <= 1e-6, f"{name}: {result.log_z:.6f} for log Z = {truth.log_z:.6f}"
+            off = (result.marginals - truth.marginals).abs().max()
+            assert off <= 1e-6, f"{name}: marginals are off by {off:.2g}"
