@@ -114,6 +114,13 @@ def noticing_lost_peers() -> Iterator[None]:
         raise
 
 
+def present_team() -> Team:
+    """This process and its peers as torch.distributed knows them, whoever has started them."""
+    if dist.is_available() and dist.is_initialized():
+        return Team(dist.get_rank(), dist.get_world_size())
+    return Team()
+
+
 def join_team(device: torch.device) -> tuple[Team, torch.device]:
     """The team that torchrun has started this process in, and the device that is its own; alone without torchrun."""
     size = os.environ.get("WORLD_SIZE", "1")
@@ -128,7 +135,7 @@ def join_team(device: torch.device) -> tuple[Team, torch.device]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return Team(dist.get_rank(), dist.get_world_size()), device
+    return present_team(), device
 
 
 def exit_process(status: int) -> None:

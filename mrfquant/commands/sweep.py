@@ -178,8 +178,8 @@ def lead(arguments: argparse.Namespace) -> int:
     if study.user_attrs.setdefault("asked", asked) != asked:
         raise BadInput(f"{arguments.storage} holds a sweep of other settings, space or seed: give another --out")
     study.set_user_attr("asked", asked)
-    told = {trial.number for trial in ended(study)}
-    print(f"{arguments.trials} trials, {len(told)} ended already; in {arguments.out}", flush=True)
+    printed = {trial.number for trial in ended(study)}
+    print(f"{arguments.trials} trials, {len(printed)} ended already; in {arguments.out}", flush=True)
     threads = max(1, (os.cpu_count() or 1) // arguments.jobs)
     logs = [arguments.out / f"worker-{number}.log" for number in range(arguments.jobs)]
     workers = [background(work, arguments, n, log=log, threads=threads) for n, log in enumerate(logs)]
@@ -187,9 +187,9 @@ def lead(arguments: argparse.Namespace) -> int:
         while True:
             alive = [worker for worker in workers if worker.is_alive()]
             for trial in ended(study):
-                if trial.number not in told:
-                    told.add(trial.number)
-                    print(f"[{len(told)}/{arguments.trials}] {describe(trial)}", flush=True)
+                if trial.number not in printed:
+                    printed.add(trial.number)
+                    print(f"[{len(printed)}/{arguments.trials}] {describe(trial)}", flush=True)
             if not alive:
                 break
             time.sleep(0.5)

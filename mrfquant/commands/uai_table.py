@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mrfquant.commands.parser import Parser, run_command
 from mrfquant.errors import BadInput, RunFailed
 from mrfquant.storage.files import write_text
+from mrfquant.text import markdown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,11 +146,10 @@ def _gap(entry: Entry, lowest: float) -> str:
 
 
 def _table(found: dict[str, dict[str, Entry]], names: list[str], text: Callable[[str, Entry], str]) -> str:
-    lines = ["| | " + " | ".join(n.replace("_", " ") for n in names) + " |", "| --- |" + " --- |" * len(names)]
+    rows = [["", *(name.replace("_", " ") for name in names)]]
     for model, entries in found.items():
-        cells = [text(model, entries[n]) if n in entries else "refused" for n in names]
-        lines.append(f"| {model} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append([model, *(text(model, entries[n]) if n in entries else "refused" for n in names)])
+    return markdown(rows)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed
 from torch import Tensor
 
+from mrfquant.compute import present_team
 from mrfquant.config.settings import Count, Damping, NonNegative, configurable
 from mrfquant.energies.base import Energy
 from mrfquant.errors import BadInput
 from mrfquant.labelling import Block, Labelling
+from mrfquant.labelling.flat import part_of
 from mrfquant.pairwise.curvature import curved_layers, damped, groups, output_curvature, second_moments
 from mrfquant.pairwise.trees import SpanningTree
 
@@ -45,7 +46,7 @@ class LayerCurvature:
         return self.g[..., None] * self.a.diagonal(dim1=-2, dim2=-1)[:, None]
 
     def _view(self, of: Tensor) -> Tensor:
-        return of.as_strided(self.weight.shape, self.weight.stride(), of.storage_offset() + self.start)
+        return part_of(of, self.weight, self.start)
 
 
 @configurable
@@ -179,15 +180,10 @@ class PairwiseEnergy(Energy):
 
     def _finite(self, logits: Tensor) -> bool:
         """Whether the outputs are numbers, on all ranks. Waits for the device."""
-        broken = (~logits.isfinite()).sum()
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(broken)
-        return not broken.item()
+        return not present_team().total((~logits.isfinite()).sum()).item()
 
     def _average(self, name: str, new: list[Tensor]) -> None:
-        if torch.distributed.is_initialized():  # the same curvature on all ranks, or their labels would part
-            for tensor in new:
-                torch.distributed.all_reduce(tensor.div_(torch.distributed.get_world_size()))
+        present_team().average(new)  # the same curvature on all ranks, or their labels would part
         old = self._averages.get(name) or [torch.zeros_like(tensor) for tensor in new]
         self._averages[name] = [a.lerp(b, 1 - self.decay) for a, b in zip(old, new, strict=True)]
 

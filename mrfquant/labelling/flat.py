@@ -46,8 +46,7 @@ class FlatParameters:
 
     def view(self, name: str, of: Tensor) -> Tensor:
         """The part of the vector `of` (m,) that belongs to the parameter `name`, in its shape."""
-        p = self._parameters[name]
-        return of.as_strided(p.shape, p.stride(), of.storage_offset() + self.spans[name][0])
+        return part_of(of, self._parameters[name], self.spans[name][0])
 
     def collect(self) -> None:
         """Make sure that `g` holds the gradient: `zero_grad` cuts the views, and backward then makes new tensors.
@@ -78,6 +77,11 @@ class FlatParameters:
         for name, p in self._parameters.items():
             p.grad = self.view(name, self.g)
             self._pointers[name] = (p.data_ptr(), p.grad.data_ptr())
+
+
+def part_of(vector: Tensor, like: Tensor, start: int) -> Tensor:
+    """The values of a vector from `start` on, as a view with the shape and the strides of `like`."""
+    return vector.as_strided(like.shape, like.stride(), vector.storage_offset() + start)
 
 
 def _cut(name: str) -> BadInput:

@@ -95,7 +95,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = DEFAULT_BY) -> list[Grou
     varies[0] = varies[0] or not any(varies)
     groups = []
     for (values, stand_in), members in keyed.items():
-        words = [_word(name, value, runs) for name, value, told in zip(by, values, varies, strict=True) if told]
+        words = [_word(name, value, runs) for name, value, differs in zip(by, values, varies, strict=True) if differs]
         groups.append(Group(values, " ".join(words) + (" (stand-in data)" if stand_in else ""), members))
     return sorted(groups, key=lambda g: (-(g.mean("test_top1") or 0), g.key))
 
@@ -131,9 +131,9 @@ def _check_known(name: str, runs: Sequence[Run]) -> None:
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
     """The names of the settings that are not the same in all runs; the seed is left out."""
-    told = [run.settings for run in runs if run.settings]  # a run without operative.gin says nothing
-    names = set().union(*told) - {SEED}
-    return sorted((n for n in names if len({settings.get(n) for settings in told}) > 1), key=str.lower)
+    known = [run.settings for run in runs if run.settings]  # a run without operative.gin says nothing
+    names = set().union(*known) - {SEED}
+    return sorted((n for n in names if len({settings.get(n) for settings in known}) > 1), key=str.lower)
 
 
 def setting_values(group: Group, name: str) -> list[str]:

@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mrfquant.text import markdown
+
 COLUMNS = ("REF", "BC", "PQ", "PICM", "PGD", "PMF", "PMF retuned")
 RESULTS = {
     ("mnist", "lenet300"): (98.55, 98.05, 98.13, 98.18, 98.21, 98.24, None),
@@ -82,12 +84,11 @@ def render(cells: Sequence[Cell], accuracies: Mapping[Cell, Sequence[float]]) ->
     paper's, and the difference. Cells without a finished run show a dash."""
     columns = list(dict.fromkeys(cell.column for cell in cells))
     rows = list(dict.fromkeys((cell.dataset, cell.model) for cell in cells))
-    lines = ["| data, network | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
+    lines = [["data, network", *columns]]
     for row in rows:
         found = {cell.column: cell for cell in cells if (cell.dataset, cell.model) == row}
-        texts = [_text(found.get(column), accuracies) for column in columns]
-        lines.append(f"| {row[0]}, {row[1]} | " + " | ".join(texts) + " |")
-    return "\n".join(lines)
+        lines.append([f"{row[0]}, {row[1]}", *(_text(found.get(column), accuracies) for column in columns)])
+    return markdown(lines)
 
 
 def _text(cell: Cell | None, accuracies: Mapping[Cell, Sequence[float]]) -> str:
