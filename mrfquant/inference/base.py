@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -60,7 +59,7 @@ class Inference(ABC):
         self.schedule = beta or Constant(1.0)
         self.iteration = 0
         self.budget: int | None = None
-        self.variables = [self.start(block, partial(self._draw, block)) for block in labelling.blocks]
+        self.variables = [self._first(block) for block in labelling.blocks]
         self.optimizer = optimizer(self.variables + ([labelling.free.w] if len(labelling.free) else []))
         self._initial_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.project_all()
@@ -77,6 +76,10 @@ class Inference(ABC):
     @abstractmethod
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
         """The block's variables at the start; `draw` gives random initial weights (m,), new ones at each call."""
+
+    def start_at(self, block: Block, w: Tensor) -> Tensor:
+        """The block's variables for weights w (m,) that the network has, in units of the levels."""
+        raise BadInput(f"{type(self).__name__} cannot start at a network's weights: leave out Labelling.start")
 
     @abstractmethod
     def gradient(self, block: Block, x: Tensor) -> Tensor | None:
@@ -244,6 +247,12 @@ class Inference(ABC):
         """Every block with its u, or None for a solver that has none."""
         us = [(block, u) for block, x in self.items() if (u := self.marginals(block, x)) is not None]
         return us if len(us) == len(self.variables) else None
+
+    def _first(self, block: Block) -> Tensor:
+        """The variables at the start, at the network's weights or at random."""
+        if self.labelling.start == "weights":
+            return self.start_at(block, block.unscaled_weights().clone())
+        return self.start(block, lambda: self._draw(block))
 
     def _draw(self, block: Block) -> Tensor:
         return self.labelling.initial_weights()[block.start : block.start + block.m]

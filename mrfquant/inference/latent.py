@@ -23,6 +23,9 @@ class LatentInference(Inference):
         # Small weights would all round to the same level: spread them over all of them.
         return block.levels.middle + x * (block.levels.half_gap / x.abs().max())
 
+    def start_at(self, block: Block, w: Tensor) -> Tensor:
+        return w
+
     def gradient(self, block: Block, x: Tensor) -> Tensor | None:
         """The loss's own, straight through whatever makes the weights of the latent ones."""
         return block.g if block.scale is None else block.g.mul_(block.scale)

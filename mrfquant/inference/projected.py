@@ -83,6 +83,12 @@ class ProjectedInference(Inference):
         aux = draw() if block.is_pair else torch.stack([draw() for _ in range(block.d)])
         return aux if self.auxiliary else self._in_aux_form(block, self._project(block, aux))
 
+    def start_at(self, block: Block, w: Tensor) -> Tensor:
+        u = block.around(w)
+        if not self.auxiliary:
+            return self._in_aux_form(block, u)
+        return (self.projection.pair_start if block.is_pair else self.projection.planes_start)(u, self.beta)
+
     def gradient(self, block: Block, x: Tensor) -> Tensor:
         u = self.marginals(block, x)
         if self.auxiliary:

@@ -14,6 +14,8 @@ from torch import Tensor
 from mrfquant.errors import BadInput
 from mrfquant.labelling.levels import LevelSet
 
+SMALLEST = 0.01  # probability that is left for what a start does not ask for
+
 
 @dataclass
 class Block:
@@ -92,6 +94,20 @@ class Block:
         if self.scale is None and self.levels.values == (-1.0, 1.0):
             return self.w
         return ((self.unscaled_weights() - self.levels.middle) / self.levels.half_gap).clamp_(-1, 1)
+
+    def around(self, values: Tensor) -> Tensor:
+        """u, in its form, whose expected levels are the values (m,), as far as the levels reach.
+
+        It mixes the two levels next to a value, and leaves every label a little probability, so that it can be reached.
+        """
+        if self.is_pair:
+            return ((values - self.levels.middle) / self.levels.half_gap).clamp_(SMALLEST - 1, 1 - SMALLEST)
+        values = values.clamp(self.levels.values[0], self.levels.values[-1])
+        below = (torch.bucketize(values, self.q, right=True) - 1).clamp_(0, self.d - 2)
+        share = (values - self.q[below]) / (self.q[below + 1] - self.q[below])
+        u = values.new_full((self.d, self.m), SMALLEST / self.d)
+        u.scatter_add_(0, below[None], (1 - SMALLEST) * (1 - share)[None])
+        return u.scatter_add_(0, below[None] + 1, (1 - SMALLEST) * share[None])
 
     def write_labels(self, labels: Tensor) -> None:
         """Set each weight to exactly its level (times its scale)."""

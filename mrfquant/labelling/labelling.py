@@ -35,6 +35,8 @@ class Labelling:
             recurrent layers; 'inner weights', these without the first and the last layer's; or a function from the
             network to the names, such as `weights_of(nn.Linear)`. Patterns choose among these.
         exclude: patterns of names that stay free in any case.
+        start: where solvers start: 'random', as in the paper, or 'weights', at the weights that the network has, so
+            that a trained one keeps what it has learned. Take a `scale` for it: the levels have to reach the weights.
         scale: 'none' uses the levels as they are; a number multiplies them; 'layer' and 'channel' multiply the levels
             of each tensor, or of each slice along its first dimension (a layer's output channel), by the mean
             magnitude of its initial weights over that of the levels, as Binary Weight Networks do.
@@ -54,6 +56,7 @@ class Labelling:
         exclude: Sequence[str] = (),
         scale: Literal["none", "layer", "channel"] | float = "none",
         which: Literal["everything", "weights", "inner weights"] | Callable[..., Any] = "everything",
+        start: Literal["random", "weights"] = "random",
     ) -> None:
         if isinstance(scale, bool) or (not isinstance(scale, str) and not 0 < scale < math.inf):
             raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel' or a number above 0")
@@ -62,7 +65,7 @@ class Labelling:
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trainable:
             raise BadInput("the network has no trainable parameter: there is nothing to label or to train")
-        self.model = model
+        self.model, self.start = model, start
         selected = PRESETS[which](model) if isinstance(which, str) else set(which(model))
         if unknown := selected - {name for name, _ in model.named_parameters(remove_duplicate=False)}:
             raise BadInput(f"Labelling.which selects {min(unknown)!r}: there is no such parameter", "Labelling.which")

@@ -1,0 +1,57 @@
+"""A network of your own, trained in float first, then binary: PMF starts at the weights that it has.
+
+Prints the test accuracy of the float network, of the relaxed one before the first step, and of the binary one at the
+end, whose weights take two values for each output of a layer:
+
+    float               9x.xx %
+    relaxed, at start   9x.xx %
+    binary              9x.xx %
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import mrfquant as mq
+from mrfquant.data import digits
+
+STEPS = 300
+data = digits()
+train, test = ((split.images.float() / 255, split.labels) for split in (data.train, data.test))
+
+
+def accuracy(model: nn.Module) -> float:
+    with torch.no_grad():
+        return 100 * (model(test[0]).argmax(1) == test[1]).float().mean().item()
+
+
+def batches(steps: int):
+    for _ in range(steps):
+        drawn = torch.randint(len(train[1]), (100,))
+        yield train[0][drawn], train[1][drawn]
+
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+for images, labels in batches(STEPS):
+    optimizer.zero_grad()
+    functional.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+print(f"float               {accuracy(model):.2f} %")
+
+# Two levels for every weight, -1 and 1 times a scale for each output; biases stay as they are.
+labelling = mq.Labelling(model, levels=[-1, 1], which="weights", scale="channel", start="weights")
+solver = mq.ProximalMeanField(
+    labelling,
+    lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    beta=mq.GeometricTo(end=1000.0),
+    jacobian="straight_through",
+)
+solver.prepare(budget=STEPS)
+print(f"relaxed, at start   {accuracy(model):.2f} %")
+for images, labels in batches(STEPS):
+    functional.cross_entropy(model(images), labels).backward()
+    solver.step()
+with solver.rounded():
+    print(f"binary              {accuracy(model):.2f} %")
