@@ -83,7 +83,7 @@ class ProjectedInference(Inference):
         aux = draw() if block.is_pair else torch.stack([draw() for _ in range(block.d)])
         return aux if self.auxiliary else self._in_aux_form(block, self._project(block, aux))
 
-    def gradient(self, block: Block, x: Tensor) -> Tensor:
+    def gradient(self, block: Block, x: Tensor) -> Tensor | None:
         u = self.marginals(block, x)
         if self.auxiliary:
             return auxiliary_gradient(self.energy, self.projection_of(block), block, u, x, self.beta)
@@ -121,6 +121,7 @@ class ProjectedInference(Inference):
         """The map from the auxiliary variables of a block to its u."""
         if self.entropy is None:
             return self.projection
+        assert isinstance(self.projection, Softmax)
         return self.entropy.projection(block, self.projection, self.energy)
 
     def _project(self, block: Block, x: Tensor) -> Tensor:
