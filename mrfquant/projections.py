@@ -107,7 +107,8 @@ class Softmax(Projection):
 
     def __init__(self, jacobian: Jacobian = "reference") -> None:
         self.jacobian = jacobian
-        self._front, self._a = NAMED.get(jacobian, (1.0, jacobian))  # of the pair's product
+        # of the pair's product
+        self._front, self._a = NAMED[jacobian] if isinstance(jacobian, str) else (1.0, jacobian)
 
     def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         # The maximum goes before beta is multiplied in: beta times a large ũ may be infinite, beta times 0 is 0.
@@ -173,11 +174,11 @@ class Sparsemax(Projection):
         z = torch.sub(aux, aux.amax(0), out=out).mul_(beta)
         # The threshold is the largest of (sum of the k largest - 1) / k over k: the right k attains it, the others
         # stay below, since dropping the negative terms of a sum of z - threshold can only make it larger.
-        total, threshold = torch.zeros_like(z[0]), None
-        for k, plane in enumerate(_descending(z), start=1):
+        total, *others = _descending(z)
+        threshold = total - 1
+        for k, plane in enumerate(others, start=2):
             total = total + plane
-            candidate = (total - 1) / k
-            threshold = candidate if threshold is None else torch.maximum(threshold, candidate)
+            threshold = torch.maximum(threshold, (total - 1) / k)
         return z.sub_(threshold).clamp_(min=0)
 
     def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:

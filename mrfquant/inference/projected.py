@@ -89,7 +89,7 @@ class ProjectedInference(Inference):
             return self._in_aux_form(block, u)
         return (self.projection.pair_start if block.is_pair else self.projection.planes_start)(u, self.beta)
 
-    def gradient(self, block: Block, x: Tensor) -> Tensor:
+    def gradient(self, block: Block, x: Tensor) -> Tensor | None:
         u = self.marginals(block, x)
         if self.auxiliary:
             return auxiliary_gradient(self.energy, self.projection_of(block), block, u, x, self.beta)
@@ -127,6 +127,7 @@ class ProjectedInference(Inference):
         """The map from the auxiliary variables of a block to its u."""
         if self.entropy is None:
             return self.projection
+        assert isinstance(self.projection, Softmax)
         return self.entropy.projection(block, self.projection, self.energy)
 
     def _project(self, block: Block, x: Tensor) -> Tensor:

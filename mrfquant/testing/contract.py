@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import gin
@@ -55,7 +55,7 @@ class Contract:
         level_sets: those that every check is made with.
     """
 
-    part: ClassVar[Callable[..., Any]]
+    part: ClassVar[type[Any]]
     settings: ClassVar[Mapping[str, Any]] = {}
     level_sets: ClassVar[Sequence[Sequence[float] | None]] = LEVEL_SETS
     supplied: ClassVar[Sequence[str]] = ()  # what the framework gives, so that gin may not

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mrfquant.energies import Energy
 from mrfquant.labelling import Block, Labelling
@@ -38,7 +38,7 @@ class EnergyContract(Contract):
         """The energy for a labelling."""
         return self.part(**{**self.settings, **settings})
 
-    def loss(self, model: nn.Module) -> Tensor:
+    def loss(self, model: Any) -> Tensor:
         """The loss of a step; what it draws comes from torch's generator."""
         return model.loss()
 

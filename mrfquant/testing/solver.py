@@ -14,6 +14,7 @@ from torch import Tensor
 from mrfquant.mrf import FactorGraph, Result, Row, Solver, solve
 from mrfquant.testing import fields
 from mrfquant.testing.contract import Contract
+from mrfquant.testing.fields import Truth
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Answer:
 
     name: str
     graph: FactorGraph
-    truth: fields.Truth
+    truth: Truth
     result: Result
 
 
@@ -185,7 +186,7 @@ class SolverContract(Contract):
             assert off <= 1e-6, f"{name}: marginals of variables with {c.labels} labels miss the sum 1 by {off:g}"
 
     @staticmethod
-    def _check_side(name: str, result: Result, truth: fields.Truth) -> None:
+    def _check_side(name: str, result: Result, truth: Truth) -> None:
         log_z, slack = truth.log_z, 1e-6
         if result.log_z is None:
             return
@@ -201,7 +202,7 @@ class SolverContract(Contract):
             assert abs(result.log_z - log_z) <= slack, f"{told} {result.log_z:.6f}"
 
     @staticmethod
-    def _check_exact(name: str, result: Result, truth: fields.Truth) -> None:
+    def _check_exact(name: str, result: Result, truth: Truth) -> None:
         if result.direction == "exact" or result.log_z is None:
             assert abs(result.energy - truth.optimum) <= 1e-6, (
                 f"{name}: the labels have the energy {result.energy:.6f}, the best ones {truth.optimum:.6f}"
