@@ -1,4 +1,4 @@
-"""Every solver on small fields of all kinds, against a plain listing of the labellings."""
+"""What solvers do on fields beyond their contract (tests/testing/test_contracts.py)."""
 
 import functools
 import itertools
@@ -37,10 +37,9 @@ SHAPES = {
 COUPLINGS = ("random", "attractive", "repulsive")
 CARDINALITIES = {"2": (2,), "3": (3,), "mixed": (2, 3, 4)}
 CASES = list(itertools.product(SHAPES, COUPLINGS, CARDINALITIES))
-TREES = ("star", "tree", "chain")
 
 
-def field(shape, coupling, cardinalities, seed=0, dtype=torch.float64):
+def field(shape, coupling, cardinalities, seed=0):
     graph = SHAPES[shape]
     random = torch.Generator().manual_seed(seed)
     kinds = CARDINALITIES[cardinalities]
@@ -54,7 +53,7 @@ def field(shape, coupling, cardinalities, seed=0, dtype=torch.float64):
         strength = draw(1).abs().item() * {"random": 0, "attractive": 1, "repulsive": -1}[coupling]
         table = strength * torch.eye(labels[a], labels[b], dtype=torch.float64)
         factors.append(([a, b], table if coupling != "random" else draw(labels[a], labels[b])))
-    return FactorGraph(labels, factors, dtype=dtype)
+    return FactorGraph(labels, factors)
 
 
 def all_labellings(graph):
@@ -80,69 +79,17 @@ SOLVERS = {
 }
 
 
-@functools.cache
-def truth(case):
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_local_search_finds_the_best_labelling_if_one_block_covers_the_field(case):
     graph = field(*case)
-    labels = all_labellings(graph)
-    scores = graph.score(labels)
-    p = scores.softmax(0)
-    rows = [
-        [p[labels[:, v] == label].sum().item() for label in range(c)]
-        for v, c in enumerate(graph.cardinalities.tolist())
-    ]
-    return graph, scores.logsumexp(0).item(), graph.flat(rows), -scores.max().item()
-
-
-@pytest.mark.parametrize("case", CASES, ids="-".join)
-@pytest.mark.parametrize("name", SOLVERS)
-def test_what_each_solver_promises(name, case):
-    graph, log_z, marginals, optimum = truth(case)
-    solver = SOLVERS[name](graph, seed=1)
-    budget = 60 if isinstance(solver, Relaxation) else 400
-    result = solver.run(budget, tolerance=1e-10, trace=not isinstance(solver, BeliefPropagation))
-    assert result.energy >= optimum - 1e-9, "better than the optimum"
-    assert result.energy == pytest.approx(graph.energy(result.labels).item())
-    assert result.energy == result.trace[-1].best
-    assert result.energy <= min(row.energy for row in result.trace)
-    for c in graph.by_cardinality:
-        assert torch.allclose(c.planes(result.marginals).sum(0), torch.ones(len(c.variables), dtype=graph.dtype))
-    assert (result.marginals >= 0).all()
-    if result.direction == "exact":
-        assert result.log_z == pytest.approx(log_z, abs=1e-6)
-        assert torch.allclose(result.marginals, marginals, atol=1e-6)
-        assert result.energy == pytest.approx(optimum, abs=1e-9)
-    if result.direction == "lower bound":
-        assert result.log_z <= log_z + 1e-9
-        assert all(-row.free_energy <= log_z + 1e-9 for row in result.trace)
-    if result.direction == "upper bound":
-        assert result.reason == "converged"
-        assert result.log_z >= log_z - 1e-7
-    if name == "local search":
-        assert result.energy == pytest.approx(optimum, abs=1e-9)  # one block covers these fields
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case[0] in TREES], ids="-".join)
-@pytest.mark.parametrize("schedule", ["parallel", "residual"])
-def test_belief_propagation_is_exact_on_trees(schedule, case):
-    graph, log_z, marginals, optimum = truth(case)
-    result = BeliefPropagation(graph, schedule=schedule).run(200, 1e-12)
-    assert result.reason == "converged"
-    assert result.log_z == pytest.approx(log_z, abs=1e-8)
-    assert torch.allclose(result.marginals, marginals, atol=1e-8)
-    assert BeliefPropagation(graph, mode="max", schedule=schedule).run(200, 1e-12).energy == pytest.approx(optimum)
-    assert TreeReweighted(graph).run(300, 1e-12).log_z == pytest.approx(log_z, abs=1e-8)
-
-
-@pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_sequential_mean_field_never_increases_the_free_energy(case):
-    rows = SequentialMeanField(truth(case)[0], seed=3).run(50, 0.0).trace
-    assert all(b.free_energy <= a.free_energy + 1e-10 for a, b in itertools.pairwise(rows))
+    optimum = graph.energy(all_labellings(graph)).min().item()
+    assert LocalSearch(graph, seed=1, patience=1).run().energy == pytest.approx(optimum, abs=1e-9)
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_both_mean_fields_end_at_fixed_points(case):
     """u = softmax of the fields it makes: the stationary points of the free energy."""
-    graph = truth(case)[0]
+    graph = field(*case)
     for name in ("sequential mean-field", "mean-field"):
         result = SOLVERS[name](graph, seed=2).run(2000, 1e-12, trace=False)
         if result.reason == "converged":  # parallel updates may oscillate
@@ -153,7 +100,7 @@ def test_both_mean_fields_end_at_fixed_points(case):
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_icm_ends_in_a_local_minimum(case):
-    graph = truth(case)[0]
+    graph = field(*case)
     result = ICM(graph, seed=5).run()
     assert result.reason == "converged"
     for v, c in enumerate(graph.cardinalities.tolist()):
@@ -198,10 +145,6 @@ def test_restarts_warm_starts_evidence_and_single_labels():
     several = solve(graph, ICM, restarts=4)
     assert several.energy == pytest.approx(best)
     exact = JunctionTree(graph).run()
-    for make in (SequentialMeanField, BeliefPropagation, SOLVERS["pmf"], ICM, LocalSearch):
-        start = graph.one_hot(exact.labels) if make is ICM else exact.marginals
-        warm = make(graph, seed=0, start=start)
-        assert torch.isfinite(warm.run(3).marginals).all()
     assert ICM(graph, start=graph.one_hot(exact.labels)).run().energy == pytest.approx(exact.energy)
 
     wide = FactorGraph([2, 1, 3], [([0, 1, 2], torch.arange(6.0).view(2, 1, 3)), ([2], torch.tensor([0.0, 1.0, 5.0]))])

@@ -46,9 +46,20 @@ from mrfquant.testing import EnergyContract, InferenceContract, ProjectionContra
 from mrfquant.testing.fields import THIRD
 
 
+class PlanesOnly(Projection):
+    """The exact softmax in two methods."""
+
+    def planes(self, aux, beta, out=None):
+        return Softmax().planes(aux, beta, out)
+
+    def planes_vjp(self, u, g, beta, aux):
+        return u * (g - (u * g).sum(0)) * beta
+
+
 class TestProjectedInference(InferenceContract):
     part = ProjectedInference
-    settings = {"projection": Softmax()}
+    settings = {"projection": PlanesOnly(), "beta": Geometric(rho=1.02, interval=1)}
+    level_sets = ((-1, 1), (-1, 0, 1))
 
 
 class TestProximalMeanField(InferenceContract):
