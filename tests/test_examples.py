@@ -1,6 +1,8 @@
 """The examples of the docs run by themselves and show what they say; their parts keep the contracts."""
 
+import base64
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -82,6 +84,49 @@ def test_scripts_are_short_and_say_what_to_expect(path):
     text = path.read_text()
     assert len(text.splitlines()) <= 75
     assert "Expected output" in text.split('"""')[1]
+
+
+def stored_outputs(notebook):
+    return [output for cell in notebook["cells"] for output in cell.get("outputs", [])]
+
+
+def printed(notebook):
+    return "".join("".join(output["text"]) for output in stored_outputs(notebook) if output["output_type"] == "stream")
+
+
+def check_walk(text):
+    """What the notebook prints: Theorem 3.1 holds, and every network has learned."""
+    closed, optimized = re.findall(r"(?:closed form|optimizer) +(\[.*\])", text)
+    assert closed == optimized
+    relaxed, rounded = (float(number) for number in re.search(r"relaxed ([\d.]+) %, rounded ([\d.]+) %", text).groups())
+    assert abs(relaxed - rounded) < 2
+    found = accuracies(text)
+    assert len(found) == 4
+    assert min(rounded, *found) > 93
+
+
+def test_the_notebook_has_its_outputs_and_is_small():
+    notebook = json.loads((FOLDER / "paper_walk.ipynb").read_text())
+    check_walk(printed(notebook))
+    pictures = [
+        output["data"]["image/png"] for output in stored_outputs(notebook) if "image/png" in output.get("data", {})
+    ]
+    assert len(pictures) == 5
+    assert sum(len(base64.b64decode("".join(picture))) for picture in pictures) < 300_000
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(monkeypatch, tmp_path):
+    nbformat = pytest.importorskip("nbformat", reason="needs the docs extra")
+    nbclient = pytest.importorskip("nbclient", reason="needs the docs extra")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = nbformat.read(FOLDER / "paper_walk.ipynb", 4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []
+    client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()  # raises if a cell does
+    check_walk(printed(notebook))
 
 
 class TestBop(InferenceContract):
