@@ -20,7 +20,9 @@ from mrfquant.mrf import FactorGraph, uai
 from mrfquant.packing import pack_model
 
 ROOT = Path(__file__).parents[1]
-GUIDES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+DOCS = ROOT / "docs"
+GUIDES = {"README.md": (ROOT / "README.md").read_text()}
+GUIDES |= {path.relative_to(DOCS).as_posix(): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
 # The fenced blocks of a guide: the file that a block is shown as, if it is, its language, its text.
 FENCE = re.compile(r"(?:^`([\w.]+)`:\n\n)?^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 BLOCKS = [(guide, *found) for guide, text in GUIDES.items() for found in FENCE.findall(text)]
@@ -107,10 +109,13 @@ def test_functions_that_the_mathematics_names_are_there():
             assert not rest or hasattr(owner, rest) or rest in owner.__dataclass_fields__, name
 
 
-def test_files_that_they_name_are_there():
-    text = "\n".join(GUIDES.values())
-    for path in re.findall(r"gin/[\w/]+\.gin", text) + re.findall(r"\]\(([\w/.]+\.(?:md|png|svg))\)", text):
-        assert any((ROOT / folder / path).resolve().exists() for folder in (".", "docs")), path
+@pytest.mark.parametrize("guide", GUIDES)
+def test_files_that_they_name_are_there(guide):
+    for path in re.findall(r"gin/[\w/]+\.gin", GUIDES[guide]):
+        assert (ROOT / path).exists(), path
+    folder = ROOT if guide == "README.md" else (DOCS / guide).parent
+    for path in re.findall(r"\]\(([\w/.]+\.(?:md|png|svg|py|ipynb|gin))(?:#[\w-]+)?\)", GUIDES[guide]):
+        assert (folder / path).resolve().exists(), path
 
 
 LONG = ("bench", "uai-table", "reproduce", "sweep")  # run by their own tests

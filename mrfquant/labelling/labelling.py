@@ -77,12 +77,12 @@ class Labelling:
         self.free = FlatParameters({n: p for n, p in trainable.items() if n not in sets})
         self.scale = None if scale == "none" else self._scales(sets, scale)
         self.blocks: list[Block] = []
-        start = 0
+        first = 0
         for level_set, group in ordered.items():
-            stop = start + sum(p.numel() for p in group.values())
-            w, g = self.labelled.w[start:stop], self.labelled.g[start:stop]
-            self.blocks.append(Block(level_set, start, w, g, None if self.scale is None else self.scale[start:stop]))
-            start = stop
+            stop = first + sum(p.numel() for p in group.values())
+            w, g = self.labelled.w[first:stop], self.labelled.g[first:stop]
+            self.blocks.append(Block(level_set, first, w, g, None if self.scale is None else self.scale[first:stop]))
+            first = stop
 
     def __len__(self) -> int:
         """The number of labelled variables."""

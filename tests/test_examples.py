@@ -1,0 +1,141 @@
+"""The examples of the docs run by themselves and show what they say; their parts keep the contracts."""
+
+import base64
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mrfquant.testing import EnergyContract, InferenceContract
+
+FOLDER = Path(__file__).parents[1] / "docs" / "examples"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def output(name, tmp_path):
+    """What a script prints, in a folder of its own."""
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / f"{name}.py")],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def accuracies(text):
+    return [float(number) for number in re.findall(r"accuracy ([\d.]+) %", text)]
+
+
+def part(script, name):
+    """A class of a script."""
+    spec = importlib.util.spec_from_file_location(script, FOLDER / f"{script}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
+def test_own_solver_trains_a_binary_network_beside_pmf(tmp_path):
+    pmf, bop = accuracies(output("own_solver", tmp_path))
+    assert pmf > 94
+    assert bop > 92
+
+
+def test_own_energy_makes_the_network_sparser_the_larger_its_cost(tmp_path):
+    text = output("own_energy", tmp_path)
+    none, small, large = (float(number) for number in re.findall(r"zeros ([\d.]+) %", text))
+    assert none + 20 < small < large
+    assert min(accuracies(text)) > 90
+
+
+def test_round_network_by_icm_changes_every_layer_less_than_nearest(tmp_path):
+    text = output("round_network", tmp_path)
+    trained, _, icm = accuracies(text)
+    assert icm > trained - 4
+    errors = [[float(e) for e in re.findall(r"weight ([\d.]+)", line)] for line in text.splitlines()[1:]]
+    assert len(errors[0]) == 3
+    assert all(by_icm < by_nearest / 2 for by_nearest, by_icm in zip(*errors, strict=True))
+
+
+def test_field_from_networkx_has_belief_propagation_closer_than_mean_field(tmp_path):
+    rows = [re.split(r"  +", line) for line in output("field_from_networkx", tmp_path).splitlines()[1:]]
+    (exact, zero), (_, propagation), (bound, mean_field) = ((float(r[1].split()[0]), float(r[2])) for r in rows)
+    assert zero == 0 < propagation < mean_field < 0.1
+    assert bound < exact
+
+
+def test_the_page_lists_every_script():
+    page = (FOLDER / "index.md").read_text()
+    listed = set(re.findall(r"^\| \W(\w+\.py)\W", page, flags=re.MULTILINE))
+    assert {path.name for path in FOLDER.glob("*.py")} <= listed
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
+def test_scripts_are_short_and_say_what_to_expect(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 75
+    assert "Expected output" in text.split('"""')[1]
+
+
+def stored_outputs(notebook):
+    return [output for cell in notebook["cells"] for output in cell.get("outputs", [])]
+
+
+def printed(notebook):
+    return "".join("".join(output["text"]) for output in stored_outputs(notebook) if output["output_type"] == "stream")
+
+
+def check_walk(text):
+    """What the notebook prints: Theorem 3.1 holds, and every network has learned."""
+    closed, optimized = re.findall(r"(?:closed form|optimizer) +(\[.*\])", text)
+    assert closed == optimized
+    relaxed, rounded = (float(number) for number in re.search(r"relaxed ([\d.]+) %, rounded ([\d.]+) %", text).groups())
+    assert abs(relaxed - rounded) < 2
+    found = accuracies(text)
+    assert len(found) == 4
+    assert min(rounded, *found) > 93
+
+
+def test_the_notebook_has_its_outputs_and_is_small():
+    notebook = json.loads((FOLDER / "paper_walk.ipynb").read_text())
+    check_walk(printed(notebook))
+    pictures = [
+        output["data"]["image/png"] for output in stored_outputs(notebook) if "image/png" in output.get("data", {})
+    ]
+    assert len(pictures) == 5
+    assert sum(len(base64.b64decode("".join(picture))) for picture in pictures) < 300_000
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(monkeypatch, tmp_path):
+    nbformat = pytest.importorskip("nbformat", reason="needs the docs extra")
+    nbclient = pytest.importorskip("nbclient", reason="needs the docs extra")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = nbformat.read(FOLDER / "paper_walk.ipynb", 4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []
+    client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()  # raises if a cell does
+    check_walk(printed(notebook))
+
+
+class TestBop(InferenceContract):
+    part = part("own_solver", "Bop")
+    level_sets = ((-1, 1),)
+    gin_name = None
+
+
+class TestSparse(EnergyContract):
+    part = part("own_energy", "Sparse")
+    settings = {"cost": 0.1}
+    gin_name = None
