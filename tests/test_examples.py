@@ -66,6 +66,24 @@ def test_round_network_by_icm_changes_every_layer_less_than_nearest(tmp_path):
     assert all(by_icm < by_nearest / 2 for by_nearest, by_icm in zip(*errors, strict=True))
 
 
+def test_own_network_starts_near_float_and_ends_binary_as_good(tmp_path):
+    trained, relaxed, binary = accuracies(output("own_network", tmp_path))
+    assert trained > 93
+    assert relaxed > trained - 5
+    assert binary > trained - 2
+
+
+def test_watch_labels_draws_a_network_whose_rounding_costs_nothing_in_the_end(tmp_path):
+    text = output("watch_labels", tmp_path)
+    relaxed, rounded = (
+        [float(number) for number in re.findall(rf"{kind} ([\d.]+) %", text)] for kind in ("relaxed", "rounded")
+    )
+    assert relaxed[1] - rounded[1] > 5
+    assert abs(relaxed[-1] - rounded[-1]) < 2
+    assert rounded[-1] > 93
+    assert (tmp_path / "watch_labels.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_field_from_networkx_has_belief_propagation_closer_than_mean_field(tmp_path):
     rows = [re.split(r"  +", line) for line in output("field_from_networkx", tmp_path).splitlines()[1:]]
     (exact, zero), (_, propagation), (bound, mean_field) = ((float(r[1].split()[0]), float(r[2])) for r in rows)

@@ -1,7 +1,14 @@
 """Watch labels being decided: histograms of a layer's weights while beta grows, drawn into watch_labels.png.
 
-Prints a line for each panel: the test accuracy of the relaxed network, which computes with expected weights, and of
-the rounded one, whose weights are exactly -1 or 1. In the end they are the same network.
+Each panel has the test accuracy of the relaxed network, which computes with expected weights, and of the rounded one,
+whose weights are exactly -1 or 1.
+
+Expected output:
+
+    step   0  beta     1.0  relaxed 10.33 %  rounded 10.67 %
+    step 120  beta     4.6  relaxed 93.67 %  rounded 73.00 %
+    step 240  beta    20.9  relaxed 95.00 %  rounded 89.67 %
+    step 600  beta  2000.0  relaxed 96.33 %  rounded 96.00 %
 """
 
 import sys

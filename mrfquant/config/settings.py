@@ -98,7 +98,8 @@ def configurable(part: Any = None, *, supplied: Sequence[str] = ()) -> Any:
         part = _checked(part, supplied)
     if twins := [s for s in registered_as(part.__name__) if s != f"{part.__module__}.{part.__name__}"]:
         raise BadInput(f"{part.__module__}.{part.__name__} has the name of {twins[0]}: give it another")
-    return gin.configurable(part, denylist=list(supplied) or None)
+    with gin.unlock_config():  # a module may be imported after a configuration was read
+        return gin.configurable(part, denylist=list(supplied) or None)
 
 
 def _checked(function: Callable[..., Any], supplied: Sequence[str]) -> Callable[..., Any]:

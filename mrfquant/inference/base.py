@@ -69,7 +69,8 @@ class Inference(ABC):
         """Tell the solver about the run, before its first step.
 
         Args:
-            budget: how many steps there will be in all. temperature: what the loss divides the network's outputs by.
+            budget: how many steps there will be in all.
+            temperature: what the loss divides the network's outputs by.
         """
         self.budget, self.energy.temperature = budget, temperature
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Literal
 import gin
 import pytest
 
+from mrfquant.config.gin_files import Config
+from mrfquant.config.gin_internals import isolated_gin
 from mrfquant.config.settings import Count, Fraction, NonNegative, Positive, configurable
 from mrfquant.errors import BadInput, BadSetting
 
@@ -111,3 +113,18 @@ def test_missing_settings_and_needless_parentheses_are_told():
 def test_defaults_reach_the_operative_config():
     Part("net")
     assert "Part.kind = 'soft'" in gin.operative_config_str()
+
+
+def test_parts_can_be_registered_after_a_configuration_was_read(tmp_path):
+    with isolated_gin():
+        (tmp_path / "some.gin").write_text("Part.count = 2\n")
+        Config(tmp_path / "some.gin")
+
+        @configurable
+        class RegisteredLate:
+            def __init__(self, size: Count = 1) -> None:
+                self.size = size
+
+        assert gin.config_is_locked()
+        Config(tmp_path / "some.gin", ["RegisteredLate.size = 3"])
+        assert RegisteredLate().size == 3
