@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -63,20 +63,25 @@ class ProjectionContract(Contract):
     def test_u_lies_in_the_simplex(self, labels: int) -> None:
         """For small and large ũ and beta, and where labels are equal; in both precisions."""
         projection = self.build()
-        sizes, betas = (0.0, 1e-6, 1.0, 1e6), (1e-3, 1.0, 1e4)
-        for dtype, size, beta in itertools.product((torch.float32, torch.float64), sizes, betas):
-            aux = size * _normal(labels, dtype=dtype).clamp(-1, 1)
-            aux[:, :10] = size * aux[:, :10].sign()  # ties, and the largest differences
-            aux[:, 10:15] = aux[0, 10:15]
+        for at, aux, beta in _extremes(labels):
             u, t = projection.planes(aux, beta), projection.pair(aux[0], beta)
-            at = f"for ũ of size {size:g} and beta {beta:g} in {dtype}"
             assert u.shape == aux.shape, f"u has the shape {tuple(u.shape)}, ũ has {tuple(aux.shape)}"
-            assert u.dtype == t.dtype == dtype, f"u is in {u.dtype}, t in {t.dtype}, ũ in {dtype}"
+            assert u.dtype == t.dtype == aux.dtype, f"u is in {u.dtype}, t in {t.dtype}, ũ in {aux.dtype}"
             assert u.isfinite().all(), f"u is not finite {at}"
             assert u.min() >= 0, f"a label has the probability {u.min():g} {at}"
             off = (u.sum(0) - 1).abs().max()
             assert off <= 1e-5, f"probabilities miss the sum 1 by {off:g} {at}"
             assert t.abs().max() <= 1, f"the pair form gives t beyond -1 and 1 {at}"
+
+    def test_products_are_finite(self, labels: int) -> None:
+        """Also where u is a vertex, or all labels are equal; in both precisions."""
+        projection = self.build()
+        for at, aux, beta in _extremes(labels):
+            g = _normal(labels, 1, aux.dtype)
+            pair = projection.pair_vjp(projection.pair(aux[0], beta), g[0].clone(), beta, aux[0])
+            assert pair.isfinite().all(), f"pair_vjp is not finite {at}"
+            product = projection.planes_vjp(projection.planes(aux, beta), g, beta, aux)
+            assert product.isfinite().all(), f"planes_vjp is not finite {at}"
 
     def test_a_constant_added_to_all_labels_changes_nothing(self, labels: int) -> None:
         projection, (aux, g), shift = self.build(), _pair_of(labels), _normal(1, seed=2) * 10
@@ -183,6 +188,16 @@ class ProjectionContract(Contract):
 
 def _normal(labels: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(labels, VARIABLES, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def _extremes(labels: int) -> Iterator[tuple[str, Tensor, float]]:
+    """Small and large ũ (d, m), with ties, and beta, in both precisions; with the words for a message."""
+    sizes, betas = (0.0, 1e-6, 1.0, 1e6), (1e-3, 1.0, 1e4)
+    for dtype, size, beta in itertools.product((torch.float32, torch.float64), sizes, betas):
+        aux = size * _normal(labels, dtype=dtype).clamp(-1, 1)
+        aux[:, :10] = size * aux[:, :10].sign()  # ties, and the largest differences
+        aux[:, 10:15] = aux[0, 10:15]
+        yield f"for ũ of size {size:g} and beta {beta:g} in {dtype}", aux, beta
 
 
 def _pair_of(labels: int) -> tuple[Tensor, Tensor]:
