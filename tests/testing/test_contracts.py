@@ -23,7 +23,6 @@ from mrfquant.inference import (
     ProximalMeanField,
     ProxQuant,
     Reference,
-    Rounded,
     SparsemaxPGD,
 )
 from mrfquant.labelling import Labelling
@@ -41,6 +40,7 @@ from mrfquant.mrf import (
 )
 from mrfquant.mrf.energy import FactorGraphEnergy
 from mrfquant.projections import Hardmax, Projection, Softmax, Sparsemax
+from mrfquant.rounding import Rounded
 from mrfquant.schedules import Geometric, GeometricTo
 from mrfquant.testing import EnergyContract, InferenceContract, ProjectionContract, SolverContract
 from mrfquant.testing.fields import THIRD
