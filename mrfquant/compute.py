@@ -88,6 +88,11 @@ class Team:
             self._reduce(tensor)
         return tensor
 
+    def broadcast(self, tensor: Tensor) -> None:
+        """Replace the tensor by the leader's, in place."""
+        if self.world_size > 1 and tensor.numel():
+            dist.broadcast(tensor, 0)
+
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether the flag is set in one of the processes. Waits for the device."""
         return flag if self.world_size == 1 else bool(self.total(torch.tensor(float(flag), device=device)).item())

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from mrfquant.compute import present_team
 from mrfquant.energies import Energy, FirstOrderTaylor
-from mrfquant.errors import BadInput
+from mrfquant.errors import BadInput, RunFailed
+from mrfquant.inference.as_optimizer import AsOptimizer, OptimizerRecipe
 from mrfquant.labelling import Block, Labelling
 from mrfquant.schedules import Constant, Schedule
 
-REPLACED_INTERVAL = 100  # steps between two looks for replaced parameters
-OptimizerRecipe = Callable[[list[Tensor]], torch.optim.Optimizer]
+CHECK_INTERVAL = 100  # steps between two looks for what would go wrong silently
+MANY_UNDECIDED = 0.05  # share of the weights that rounding may surprise
+Loss = TypeVar("Loss")
 
 
-class Inference(ABC):
+class Inference(AsOptimizer, ABC):
     """Minimises an energy over a labelling, one step per gradient of the loss:
 
         loss(model(x)).backward()
@@ -60,8 +64,9 @@ class Inference(ABC):
         self.iteration = 0
         self.budget: int | None = None
         self.variables = [self._first(block) for block in labelling.blocks]
-        self.optimizer = optimizer(self.variables + ([labelling.free.w] if len(labelling.free) else []))
-        self._initial_rates = [group["lr"] for group in self.optimizer.param_groups]
+        super().__init__(labelling, self.variables, optimizer)
+        self._initial_rates = [group["lr"] for group in self.param_groups]
+        self._finalized = self._shared = False
         self.project_all()
         self._looked = self._look()
 
@@ -94,7 +99,7 @@ class Inference(ABC):
     def labels(self, block: Block, x: Tensor) -> Tensor:
         """The label that each variable would be rounded to: int32 (m,)."""
 
-    def restore(self, block: Block, x: Tensor) -> None:  # noqa: B027 - most solvers have nothing to do
+    def restore(self, block: Block, x: Tensor) -> None:
         """Rebuild what the solver keeps besides x and the weights, when both were just loaded."""
 
     def marginals(self, block: Block, x: Tensor) -> Tensor | None:
@@ -110,17 +115,43 @@ class Inference(ABC):
         """The inverse temperature in force."""
         return self.schedule(self.iteration, self.budget)
 
-    @torch.no_grad()
-    def step(self) -> None:
-        """One update from the gradient that backward has left; the gradient is cleared."""
-        if self.iteration % REPLACED_INTERVAL == 0:
-            self.labelling.check_not_replaced()
+    def step(self, closure: Callable[[], Loss] | None = None) -> Loss | None:  # type: ignore[override]
+        """One update from the gradient that backward has left, or that `closure` makes; the gradient is cleared.
+
+        Args:
+            closure: computes the loss and calls backward.
+
+        Returns:
+            What the closure returns.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear what backward has accumulated; it stays in its place, whatever `set_to_none` says."""
+        self.labelling.zero_gradient()
+
+    def _step(self) -> None:
+        if self._finalized:
+            raise BadInput("the solver is finalized: its network is an ordinary one, label it again to go on")
+        if self.iteration % CHECK_INTERVAL == 0:
+            self._check()
+        if not self._shared:
+            self._share()
         self.labelling.gradients()  # collects them
+        frozen = self.labelling.frozen(self.variables)
         self.energy.begin_step((block, self.marginals(block, x)) for block, x in self.items())
         for block, x in self.items():
             x.grad = self.gradient(block, x)
         self.labelling.free.w.grad = self.labelling.free.g  # zero_grad takes it away
-        self.optimizer.step()
+        self.move_variables()
+        for part, before in frozen:
+            part.copy_(before)
         for x in self.variables:
             x.grad = None  # it may lie in a place that `project` writes to
         self.iteration += 1
@@ -135,8 +166,30 @@ class Inference(ABC):
 
     def scale_learning_rate(self, factor: float) -> None:
         """Set every learning rate to `factor` times what the optimizer was made with."""
-        for group, rate in zip(self.optimizer.param_groups, self._initial_rates, strict=True):
+        for group, rate in zip(self.param_groups, self._initial_rates, strict=True):
             group["lr"] = rate * factor
+
+    def finalize(self) -> nn.Module:
+        """End training: the network becomes an ordinary one, without a solver, each labelled weight exactly on a level.
+
+        It can be saved, exported, packed (with the labelling) or trained further by other means. Done twice, it changes
+        nothing.
+
+        Returns:
+            The network.
+        """
+        if not self._finalized:
+            undecided = 1 - self._decided()
+            if undecided > MANY_UNDECIDED:
+                warnings.warn(
+                    f"{undecided:.1%} of the weights are undecided, rounding changes the network: let beta end higher, "
+                    "or train longer",
+                    stacklevel=2,
+                )
+            with self.rounded():
+                self.labelling.release()
+            self._finalized = True
+        return self.labelling.model
 
     @contextmanager
     def rounded(self) -> Iterator[None]:
@@ -154,7 +207,11 @@ class Inference(ABC):
 
     @contextmanager
     def _weights(self, labels: list[Tensor]) -> Iterator[None]:
+        if self._finalized:
+            yield  # it is
+            return
         self.labelling.check_not_replaced()
+        self.labelling.labelled.check_not_written()
         kept = self.labelling.labelled.w.clone()
         with torch.no_grad():
             for block, chosen in zip(self.labelling.blocks, labels, strict=True):
@@ -166,7 +223,7 @@ class Inference(ABC):
 
     def settings(self) -> dict[str, float]:
         """What is in force now, known without touching a tensor."""
-        return {"learning_rate": self.optimizer.param_groups[0]["lr"]}
+        return {"learning_rate": self.param_groups[0]["lr"]}
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
@@ -181,7 +238,7 @@ class Inference(ABC):
         self._looked = labels
         if (us := self._us()) is not None:
             figures["entropy"] = sum(block.entropy(u).sum(dtype=torch.float64).item() for block, u in us) / m
-            figures["decided"] = sum(block.decided(u).sum().item() for block, u in us) / m
+            figures["decided"] = self._decided()
         return figures
 
     @torch.no_grad()
@@ -229,6 +286,7 @@ class Inference(ABC):
             self.energy.load_state_dict(energy)
         for block, x in self.items():
             self.restore(block, x)
+        self.labelling.accept_weights()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a later `load_state_dict` needs to go on as if nothing had happened."""
@@ -237,8 +295,35 @@ class Inference(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state of the same solver on the same labelling."""
         self.load_solution(state)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.load_settings(state["optimizer"])
         self._looked = state["looked"]
+
+    def _check(self) -> None:
+        """Notice what would go wrong silently. Waits for the device."""
+        self.labelling.check_not_replaced()
+        self.labelling.check_all_known()
+        if self._shared:
+            self.labelling.labelled.check_not_written()
+        if not all(x.isfinite().all() for x in (*self.variables, self.labelling.free.w)):
+            raise RunFailed(
+                f"the solver's variables are not numbers any more at step {self.iteration}: a gradient was infinite or "
+                "none; lower the learning rate, or clip gradients"
+            )
+
+    def _share(self) -> None:
+        """Processes that train together start from the first one's variables, whatever seeds they had."""
+        team = present_team()
+        for tensor in (*self.variables, self.labelling.free.w, self.labelling.labelled.w):
+            team.broadcast(tensor)
+        self.labelling.accept_weights()
+        self._shared = True
+
+    @torch.no_grad()
+    def _decided(self) -> float:
+        """The share of weights that u has decided; 1 for a solver without u."""
+        if (us := self._us()) is None or not us:
+            return 1.0
+        return sum(block.decided(u).sum().item() for block, u in us) / len(self.labelling)
 
     def _look(self) -> list[Tensor]:
         """The labels of every block, small and on the host."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +67,33 @@ class FlatParameters:
                     view.copy_(p.grad)
                 p.grad = view
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """In the order of the vectors."""
+        return list(self._parameters.values())
+
+    def frozen(self) -> list[tuple[int, int]]:
+        """The spans of the parameters that do not ask for a gradient at the moment."""
+        return [self.spans[name] for name, p in self._parameters.items() if not p.requires_grad]
+
+    def check_not_written(self) -> None:
+        """Raise BadInput if something else than the vectors has written to a parameter, as `load_state_dict` does."""
+        for name, p in self._parameters.items():
+            if p._version != self._versions[name]:
+                raise BadInput(
+                    f"{name} was changed beside its solver, as by load_state_dict: load the solver's state instead, or "
+                    "load first and build a labelling with start='weights' after it"
+                )
+
+    def accept(self) -> None:
+        """Take the parameters as they are for what the vectors say."""
+        self._versions = {name: p._version for name, p in self._parameters.items()}
+
+    def release(self) -> None:
+        """Give the parameters memory of their own, with the values that they have now, and no gradient."""
+        for p in self._parameters.values():
+            p.data, p.grad = p.data.clone(memory_format=torch.preserve_format), None
+
     def check_same_parameters(self, present: Mapping[str, nn.Parameter]) -> None:
         """Raise BadInput unless the network's present parameters are those given at first."""
         for name, p in self._parameters.items():
@@ -77,6 +105,14 @@ class FlatParameters:
         for name, p in self._parameters.items():
             p.grad = self.view(name, self.g)
             self._pointers[name] = (p.data_ptr(), p.grad.data_ptr())
+        self.accept()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy has vectors of its own: its parameters are views of them, at other places."""
+        self.__dict__.update(state)
+        for name, p in self._parameters.items():
+            p.data = self.view(name, self.w)
+        self._attach()
 
 
 def part_of(vector: Tensor, like: Tensor, start: int) -> Tensor:

@@ -16,6 +16,7 @@ from mrfquant.labelling.block import Block
 from mrfquant.labelling.flat import FlatParameters
 from mrfquant.labelling.levels import LevelSet
 from mrfquant.labelling.selection import PRESETS
+from mrfquant.text import aligned
 
 Levels = Sequence[float] | LevelSet
 
@@ -110,6 +111,60 @@ class Labelling:
         present = dict(self.model.named_parameters())
         self.labelled.check_same_parameters(present)
         self.free.check_same_parameters(present)
+
+    def check_all_known(self) -> None:
+        """Raise BadInput if a parameter asks for a gradient that did not when the labelling was built."""
+        for name, p in self.model.named_parameters():
+            if p.requires_grad and name not in self.labelled.spans and name not in self.free.spans:
+                raise BadInput(f"{name} was frozen when the labelling was built, and is not now: build it again")
+
+    def frozen(self, variables: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """The parts of the variables, and of the free parameters, that belong to parameters frozen by now, each with
+        a copy; one of `variables` for each block, with the weights along its last dimension."""
+        parts = [self.free.w[first:last] for first, last in self.free.frozen()]
+        for first, last in self.labelled.frozen():
+            for block, x in zip(self.blocks, variables, strict=True):
+                if block.start <= first and last <= block.start + block.m:
+                    parts.append(x[..., first - block.start : last - block.start])
+        return [(part, part.clone()) for part in parts]
+
+    def accept_weights(self) -> None:
+        """Take the weights as they are for what the solver has made of its variables."""
+        self.labelled.accept()
+        self.free.accept()
+
+    def release(self) -> None:
+        """Give every parameter memory of its own: the network is an ordinary one again."""
+        self.labelled.release()
+        self.free.release()
+
+    def parameters_of(self, block: Block) -> list[nn.Parameter]:
+        """The network's parameters whose weights are in a block."""
+        named = zip(self.labelled.spans.values(), self.labelled.parameters, strict=True)
+        return [p for (first, _), p in named if block.start <= first < block.start + block.m]
+
+    def summary(self) -> str:
+        """A table of what is labelled, with which levels, scale and bits, and what stays free."""
+        rows = [["parameter", "shape", "levels", "scale", "bits"]]
+        for name, p in self.model.named_parameters():
+            shape = "x".join(map(str, p.shape)) or "1"
+            if name in self.labelled.spans:
+                block = self.block_of(name)
+                levels = " ".join(f"{q:g}" for q in block.levels.values) if block.d <= 4 else f"{block.d} levels"
+                rows.append([name, shape, levels, self._scale_of(name), f"{block.levels.bits:,}"])
+            else:
+                rows.append([name, shape, "free" if name in self.free.spans else "frozen", "", f"{8 * p.itemsize}"])
+        bits = sum(block.m * block.levels.bits for block in self.blocks)
+        rest = sum(p.numel() * p.itemsize for n, p in self.model.named_parameters() if n not in self.labelled.spans)
+        total = f"{len(self):,} weights on levels, {bits / 8e3:,.1f} kB; what is not labelled, {rest / 1e3:,.1f} kB"
+        return f"{aligned(rows)}\n{total}"
+
+    def _scale_of(self, name: str) -> str:
+        if self.scale is None:
+            return "1"
+        found = self.labelled.view(name, self.scale)
+        low, high = found.min().item(), found.max().item()
+        return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
 
     def zero_gradient(self) -> None:
         """Clear what backward has accumulated."""
