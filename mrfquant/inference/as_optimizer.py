@@ -29,6 +29,9 @@ class AsOptimizer(torch.optim.Optimizer):
         tensors = variables + ([labelling.free.w] if len(labelling.free) else [])
         owned = [labelling.parameters_of(block) for block in labelling.blocks] + [labelling.free.parameters]
         self.optimizer = recipe(tensors)
+        if labelling.learned is not None:  # a group of their own: decay would draw scales to 1
+            free_of = {"weight_decay": 0.0} if "weight_decay" in self.optimizer.defaults else {}
+            self.optimizer.add_param_group({"params": [labelling.learned.log], **free_of})
         # Its groups hold the tensors; ours hold, in their places, the parameters that these stand for.
         place = {id(tensor): parameters for tensor, parameters in zip(tensors, owned, strict=False)}
         groups = [

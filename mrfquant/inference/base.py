@@ -145,6 +145,8 @@ class Inference(AsOptimizer, ABC):
             self._share()
         self.labelling.gradients()  # collects them
         frozen = self.labelling.frozen(self.variables)
+        if (scales := self.labelling.learned) is not None:
+            scales.log.grad = scales.gradient(self.labelling.labelled.g, self.labelling.labelled.w)
         self.energy.begin_step((block, self.marginals(block, x)) for block, x in self.items())
         for block, x in self.items():
             x.grad = self.gradient(block, x)
@@ -152,6 +154,8 @@ class Inference(AsOptimizer, ABC):
         self.move_variables()
         for part, before in frozen:
             part.copy_(before)
+        if scales is not None:
+            scales.write()
         for x in self.variables:
             x.grad = None  # it may lie in a place that `project` writes to
         self.iteration += 1
@@ -282,6 +286,8 @@ class Inference(AsOptimizer, ABC):
         self.labelling.free.w.copy_(solution["free"])
         if self.labelling.scale is not None:
             self.labelling.scale.copy_(solution["scale"])  # blocks have views of it
+        if self.labelling.learned is not None:
+            self.labelling.learned.read()
         if energy := solution.get("energy"):  # not there in older files
             self.energy.load_state_dict(energy)
         for block, x in self.items():
@@ -313,8 +319,14 @@ class Inference(AsOptimizer, ABC):
     def _share(self) -> None:
         """Processes that train together start from the first one's variables, whatever seeds they had."""
         team = present_team()
-        for tensor in (*self.variables, self.labelling.free.w, self.labelling.labelled.w):
-            team.broadcast(tensor)
+        for tensor in (*self.variables, self.labelling.free.w, self.labelling.labelled.w, self.labelling.scale):
+            if tensor is not None:
+                team.broadcast(tensor)
+        if team.world_size > 1:
+            if self.labelling.learned is not None:
+                self.labelling.learned.read()
+            for block, x in self.items():
+                self.restore(block, x)
         self.labelling.accept_weights()
         self._shared = True
 

@@ -15,10 +15,12 @@ from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling.block import Block
 from mrfquant.labelling.flat import FlatParameters
 from mrfquant.labelling.levels import LevelSet
+from mrfquant.labelling.scales import LearnedScales
 from mrfquant.labelling.selection import PRESETS
 from mrfquant.text import aligned
 
 Levels = Sequence[float] | LevelSet
+REACH = 2.0  # times the mean magnitude of weights, which half of them exceed
 
 
 @configurable(supplied=["model"])
@@ -38,9 +40,12 @@ class Labelling:
         exclude: patterns of names that stay free in any case.
         start: where solvers start: 'random', as in the paper, or 'weights', at the weights that the network has, so
             that a trained one keeps what it has learned. Take a `scale` for it: the levels have to reach the weights.
+            'layer' and 'channel' are doubled for it, so that they reach nine of ten, and it pays to learn them.
         scale: 'none' uses the levels as they are; a number multiplies them; 'layer' and 'channel' multiply the levels
             of each tensor, or of each slice along its first dimension (a layer's output channel), by the mean
-            magnitude of its initial weights over that of the levels, as Binary Weight Networks do.
+            magnitude of its initial weights over that of the levels, as Binary Weight Networks do. Where all of these
+            are 0, a random start's magnitude is taken.
+        learn_scale: let the optimizer move the scales together with the variables.
 
     Attributes:
         model: the network.
@@ -58,6 +63,7 @@ class Labelling:
         scale: Literal["none", "layer", "channel"] | float = "none",
         which: Literal["everything", "weights", "inner weights"] | Callable[..., Any] = "everything",
         start: Literal["random", "weights"] = "random",
+        learn_scale: bool = False,
     ) -> None:
         if isinstance(scale, bool) or (not isinstance(scale, str) and not 0 < scale < math.inf):
             raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel' or a number above 0")
@@ -77,6 +83,11 @@ class Labelling:
         self.labelled = FlatParameters({n: p for group in ordered.values() for n, p in group.items()})
         self.free = FlatParameters({n: p for n, p in trainable.items() if n not in sets})
         self.scale = None if scale == "none" else self._scales(sets, scale)
+        self.learned: LearnedScales | None = None
+        if learn_scale:
+            if self.scale is None:
+                raise BadSetting("Labelling.learn_scale", True, "False where there is no scale: set Labelling.scale")
+            self.learned = LearnedScales(self._shared_lengths(scale == "channel"), self.scale)
         self.blocks: list[Block] = []
         first = 0
         for level_set, group in ordered.items():
@@ -93,11 +104,7 @@ class Labelling:
         """A random start (m,): Xavier-uniform for tensors of two or more dimensions, N(0, 0.1²) for the others."""
         start = torch.empty_like(self.labelled.w)
         for name in self.labelled.spans:
-            view = self.labelled.view(name, start)
-            if view.dim() > 1:
-                nn.init.xavier_uniform_(view)
-            else:
-                nn.init.normal_(view, std=0.1)
+            _random_start(self.labelled.view(name, start))
         return start
 
     def gradients(self) -> tuple[Tensor, Tensor]:
@@ -126,6 +133,8 @@ class Labelling:
             for block, x in zip(self.blocks, variables, strict=True):
                 if block.start <= first and last <= block.start + block.m:
                     parts.append(x[..., first - block.start : last - block.start])
+            if self.learned is not None:
+                parts.append(self.learned.part(first, last))
         return [(part, part.clone()) for part in parts]
 
     def accept_weights(self) -> None:
@@ -182,7 +191,15 @@ class Labelling:
             q, values = self.block_of(name).q, state[name].to(self.labelled.w.device)
             scale = 1 if self.scale is None else self.labelled.view(name, self.scale)
             if not torch.stack([values == level * scale for level in q]).any(0).all():
-                raise AssertionError(f"{name} has weights that are not on the levels {q.tolist()}")
+                raise BadInput(f"{name} has weights that are not on the levels {q.tolist()}")
+
+    def _shared_lengths(self, by_channel: bool) -> list[int]:
+        """How many neighbouring weights share a scale."""
+        lengths: list[int] = []
+        for p in self.labelled.parameters:
+            parts = len(p) if by_channel and p.dim() > 1 else 1
+            lengths += [p.numel() // parts] * parts
+        return lengths
 
     def _scales(self, sets: Mapping[str, LevelSet], scale: str | float) -> Tensor:
         scales = torch.empty_like(self.labelled.w)
@@ -195,9 +212,15 @@ class Labelling:
             magnitude = weights.abs().mean(tuple(range(kept, weights.dim())), keepdim=True)
             levels = [abs(v) for v in sets[name].values]
             if not (magnitude > 0).all():
-                raise BadInput(f"{name} has channels of zeros only: there is no scale = {scale!r} to take from them")
-            part.copy_((magnitude / (sum(levels) / len(levels))).expand_as(part))
+                usual = _random_start(torch.empty_like(weights)).abs().mean()
+                magnitude = torch.where(magnitude > 0, magnitude, usual)
+            reach = REACH if self.start == "weights" else 1.0
+            part.copy_((reach * magnitude / (sum(levels) / len(levels))).expand_as(part))
         return scales
+
+
+def _random_start(tensor: Tensor) -> Tensor:
+    return nn.init.xavier_uniform_(tensor) if tensor.dim() > 1 else nn.init.normal_(tensor, std=0.1)
 
 
 def _sets_by_name(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mrfquant.data import stand_in
+from mrfquant.errors import BadInput
 from mrfquant.inference import MirrorDescent, ProximalMeanField, Reference, SparsemaxPGD
 from mrfquant.labelling import Labelling
 from mrfquant.models import LeNet300
@@ -78,7 +79,7 @@ def test_a_solver_that_leaves_the_levels_is_not_reported_as_quantized():
             return nullcontext()  # forgets to round
 
     trainer, _ = make(Leaky, [-1, 1])
-    with pytest.raises(AssertionError, match="not on the levels"):
+    with pytest.raises(BadInput, match="not on the levels"):
         trainer.run()
 
 
