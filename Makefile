@@ -24,7 +24,7 @@ test-slow: .venv/installed
 	.venv/bin/python -m pytest -m slow
 
 docs: .venv/installed
-	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict # with --quiet it would not see warnings
 
 # torch and torchvision come first, by their exact versions: a looser request may resolve to a build with CUDA.
 .venv/installed: setup.py constraints.txt

@@ -104,6 +104,18 @@ def test_names_are_shown_as_what_they_are(site):
     assert "Algorithm 1, Theorem 3.1" in solvers
 
 
+def test_links_between_pages_lead_somewhere(site):
+    """Those in notebooks, too, which MkDocs does not check."""
+    checked = 0
+    for page in site.rglob("*.html"):
+        if page.name == "404.html":
+            continue  # its links start from the root of the site
+        for link in re.findall(r'<a [^>]*href="([^":#?]+)["#?]', page.read_text()):
+            assert (page.parent / link).exists(), f"{page.relative_to(site)} links to {link}"
+            checked += 1
+    assert checked > 500
+
+
 def test_pages_load_nothing_from_elsewhere(site):
     """Links may lead away; scripts, styles, fonts and pictures come with the site."""
     for page in site.rglob("*.html"):
