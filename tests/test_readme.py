@@ -74,7 +74,7 @@ def test_python_snippets_run(guide, snippet, tmp_path):
         assert float(out.split()[-1]) > 0.9  # it trains a binary network
 
 
-@pytest.mark.parametrize("guide", ["solvers.md", "energies.md"])
+@pytest.mark.parametrize("guide", ["solvers.md", "energies.md", "projections.md"])
 def test_the_files_of_a_guide_pass_their_tests_and_run(guide, tmp_path):
     write_files(guide, tmp_path)
     typed = [line for where, line in COMMANDS if where == guide and not line.startswith("mrfquant sweep ")]
@@ -87,6 +87,13 @@ def test_the_files_of_a_guide_pass_their_tests_and_run(guide, tmp_path):
                 words += ["--set", f"Trainer.{setting}"]
         status, out, err = call(words, tmp_path)
         assert status == 0, f"{line}\n{out}\n{err}"
+
+
+def test_the_contract_test_of_the_guide_to_fields_passes(tmp_path):
+    write_files("fields.md", tmp_path)  # its other commands are run below
+    (line,) = [line for where, line in COMMANDS if where == "fields.md" and line.startswith("python -m pytest ")]
+    status, out, err = call(shlex.split(line)[1:], tmp_path)
+    assert status == 0, f"{out}\n{err}"
 
 
 def test_the_architecture_picture_names_parts_that_are_there():

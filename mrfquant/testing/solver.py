@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mrfquant.mrf import FactorGraph, Result, Row, Solver, solve
-from mrfquant.testing import fields
+from mrfquant.testing import fields as random_fields
 from mrfquant.testing.contract import Contract
 from mrfquant.testing.fields import Truth
 
@@ -44,7 +44,7 @@ class SolverContract(Contract):
     """
 
     supplied = ("graph", "seed", "start")
-    fields: ClassVar[Sequence[str]] = fields.NAMES
+    fields: ClassVar[Sequence[str]] = random_fields.NAMES
     iterations: ClassVar[int] = 100
     tolerance: ClassVar[float] = 1e-8
     exact_on_trees: ClassVar[bool] = False
@@ -60,7 +60,7 @@ class SolverContract(Contract):
         return self.part(graph, seed=seed, start=start, **{**self.settings, **settings})
 
     def build(self, **settings: Any) -> Solver:
-        return self.make(fields.field(self.fields[0]), **settings)
+        return self.make(random_fields.field(self.fields[0]), **settings)
 
     def run(self, solver: Solver, **limits: Any) -> Result:
         """To the end, or to other limits; with every iteration on record where something is promised about it."""
@@ -70,8 +70,8 @@ class SolverContract(Contract):
     def answer(self, name: str) -> Answer:
         """A run on a field; made once for all checks, which only read it."""
         if name not in self._answers:
-            graph = fields.field(name)
-            self._answers[name] = Answer(name, graph, fields.truth(name), self.run(self.make(graph, seed=1)))
+            graph = random_fields.field(name)
+            self._answers[name] = Answer(name, graph, random_fields.truth(name), self.run(self.make(graph, seed=1)))
         return self._answers[name]
 
     def answers(self) -> Iterator[Answer]:
@@ -165,11 +165,13 @@ class SolverContract(Contract):
             energy = answer.graph.energy(result.labels).item()
             assert math.isclose(result.energy, energy, abs_tol=1e-9), f"{name}: {result.energy} for labels of {energy}"
             self._check_marginals(name, answer.graph, result)
-            self._check_side(name, result, fields.truth_about(answer.graph.condition(evidence)[0]))
+            self._check_side(name, result, random_fields.truth_about(answer.graph.condition(evidence)[0]))
 
     def test_the_graph_is_only_read(self) -> None:
         for answer in self.answers():
-            assert fields.same(answer.graph, fields.field(answer.name)), f"{answer.name}: its factors have changed"
+            assert random_fields.same(answer.graph, random_fields.field(answer.name)), (
+                f"{answer.name}: its factors have changed"
+            )
 
     def _objective(self, row: Row) -> float:
         """What a monotone solver makes smaller."""
