@@ -31,7 +31,7 @@ ALL = [package for extra in EXTRAS.values() for package in extra]
 # What developing needs: to check the code, and what results are compared with.
 TOOLS = ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "setuptools"]
 DOCS = ["mkdocs<2", "mkdocs-material", "mkdocstrings[python]", "mkdocs-jupyter", "nbclient", "ipykernel"]
-TRUTHS = ["scikit-learn", "torchmetrics>=1.0"]
+TRUTHS = ["scikit-learn", "torchmetrics>=1.0", "lightning", "accelerate"]
 
 setup(
     name="mrfquant",

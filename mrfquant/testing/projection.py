@@ -28,7 +28,8 @@ class ProjectionContract(Contract):
     writing that matrix in `jacobian`; otherwise the product is compared with finite differences.
 
     Attributes:
-        label_counts: d. betas: the inverse temperatures at which products are compared.
+        label_counts: the values of d.
+        betas: the inverse temperatures at which products are compared.
         at_small_beta: what u tends to as beta goes to 0: 'uniform', 'vertex' if beta plays no role, None for
             neither.
     """

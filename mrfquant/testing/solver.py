@@ -37,7 +37,9 @@ class SolverContract(Contract):
     attractive and repulsive couplings and with a constraint, and compared with a list of all labellings.
 
     Attributes:
-        fields: their names. iterations: of a run, at most. tolerance: the residual at which it ends.
+        fields: their names.
+        iterations: of a run, at most.
+        tolerance: the residual at which it ends.
         exact_on_trees: whether it finds log Z and the marginals of trees; without a log Z, the best labelling.
         monotone: whether no iteration is worse than the one before, in the lower bound on log Z if it is one, else in
             the energy of the labels.

@@ -370,10 +370,54 @@ def test_a_number_as_scale_multiplies_every_level():
     assert level_values(model)["twice.weight"] == {-0.25, 0.25}
 
 
-def test_zeros_give_no_scale():
+def test_zeros_get_the_scale_of_a_random_start():
     model = net()  # the bias of a fresh norm is zero
-    with pytest.raises(BadInput, match=r"norm\.bias has .*zeros"):
-        Labelling(model, [-1, 1], scale="layer")
+    labelling = Labelling(model, [-1, 1], scale="layer")
+    scale = labelling.labelled.view("norm.bias", labelling.scale)
+    assert 0.02 < scale.min() == scale.max() < 0.2  # the mean magnitude of N(0, 0.1²) is 0.08
+
+
+def scales_by_gradient(model, labelling, loss):
+    """Of the loss with respect to the logarithm of each scale, by central differences."""
+    found = []
+    for i in range(len(labelling.learned.log)):
+        values = []
+        for h in (1e-4, -1e-4):
+            labelling.learned.log[i] += h
+            labelling.learned.write()
+            u = labelling.labelled.w.clone()
+            labelling.labelled.w.mul_(labelling.scale / labelling.before)
+            values.append(loss(model).item())
+            labelling.labelled.w.copy_(u)
+            labelling.learned.log[i] -= h
+        labelling.learned.write()
+        found.append((values[0] - values[1]) / 2e-4)
+    return torch.tensor(found, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("scale", ["layer", "channel", 0.3])
+def test_the_gradient_of_a_scale_is_the_derivative_of_the_loss(scale):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    labelling = Labelling(model, [-1, 1], scale=scale, learn_scale=True)
+    labelling.before = labelling.scale.clone()
+    x = torch.randn(6, 5, dtype=torch.float64)
+
+    def loss(model):
+        return model(x).square().sum()
+
+    with torch.no_grad():
+        expected = scales_by_gradient(model, labelling, loss)
+    loss(model).backward()
+    g, _ = labelling.gradients()
+    found = labelling.learned.gradient(g, labelling.labelled.w.detach()) * labelling.learned.lengths.sqrt()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert len(found) == {"layer": 4, 0.3: 4, "channel": 4 + 1 + 3 + 1}[scale]
+
+
+def test_scales_without_a_scale_cannot_be_learned():
+    with pytest.raises(BadSetting, match="learn_scale"):
+        Labelling(net(), [-1, 1], learn_scale=True)
 
 
 # --- what is on levels
@@ -393,7 +437,7 @@ def test_off_levels_are_refused_to_the_last_bit(levels, scale):
             state = state_of(model)
             last = state[name].view(-1) if state[name].is_contiguous() else state[name].permute(0, 2, 3, 1).view(-1)
             last[-1] = torch.nextafter(last[-1], torch.tensor(towards))
-            with pytest.raises(AssertionError, match=name):
+            with pytest.raises(BadInput, match=name):
                 labelling.check_on_levels(state)
 
 
@@ -403,7 +447,7 @@ def test_levels_of_another_parameter_do_not_count():
     rounded_at_random(labelling)
     state = state_of(model)
     state["twice.weight"][0, 0] = 0
-    with pytest.raises(AssertionError, match=r"twice\.weight"):
+    with pytest.raises(BadInput, match=r"twice\.weight"):
         labelling.check_on_levels(state)
 
 
