@@ -22,7 +22,8 @@ def rebuild(
     from mrfquant.data import data_root
     from mrfquant.training.experiment import Experiment
 
-    config = Config(folder.config, bindings)
+    # The weights that it started from are not needed any more, and may be gone.
+    config = Config(folder.config, ["Experiment.weights = None", *bindings])
     with config.locate_errors():
         experiment = configured(Experiment, device=choose_device(device), data_root=data_root(data))
         return experiment, experiment.trainer()

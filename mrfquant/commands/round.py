@@ -57,18 +57,19 @@ def run(arguments: argparse.Namespace) -> int:
     from mrfquant.config.settings import configured
     from mrfquant.data import data_root
     from mrfquant.storage.run_folder import RunFolder, new_run_path
+    from mrfquant.storage.weights import load_weights, read_weights
     from mrfquant.training import Console
     from mrfquant.training.experiment import Experiment
 
     source = arguments.run or arguments.weights
     file = RunFolder.open(arguments.run).config if arguments.run else arguments.gin
     config = Config(file, _bindings(arguments), arguments.imports)
-    state = _best_weights(arguments.run) if arguments.run else _read_weights(arguments.weights)
+    state = _float_weights(arguments.run) if arguments.run else read_weights(arguments.weights)
     device = choose_device(arguments.device)
     with config.locate_errors():
         experiment = configured(Experiment, device=device, data_root=data_root(arguments.data))
         config.check_all_used(in_files=False)  # what trains a network is not asked for
-    _load(state, experiment, source, arguments.gin or source)
+    load_weights(experiment.model, state, source)
     name = f"round_{_solver(experiment)[1].solver.name}_{source.stem}"
     folder = RunFolder.create(arguments.out or new_run_path(Path("runs"), name, experiment.seed), config.text())
     folder.write_environment(device)
@@ -159,19 +160,7 @@ def _bindings(arguments: argparse.Namespace) -> list[str]:
     ]
 
 
-def _load(state: Mapping[str, Tensor], experiment: Experiment, source: Path, config: Any) -> None:
-    """Put the trained weights into the network."""
-    try:
-        experiment.model.load_state_dict(state)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise BadInput(f"{source} does not fit the network of {config}: {reason}") from None
-    broken = [name for name, tensor in experiment.model.state_dict().items() if not tensor.isfinite().all()]
-    if broken:
-        raise BadInput(f"{source} has values in {broken[0]} that are not finite: give the weights of a working network")
-
-
-def _best_weights(run: Path) -> Mapping[str, Tensor]:
+def _float_weights(run: Path) -> Mapping[str, Tensor]:
     """The state dict of the best model of a finished float run."""
     from mrfquant.storage.run_folder import RunFolder
 
@@ -180,25 +169,6 @@ def _best_weights(run: Path) -> Mapping[str, Tensor]:
     if summary.get("labelled"):
         raise BadInput(f"{run} is quantized already: give a float run, one whose config sets no Labelling.levels")
     return best["model"]
-
-
-def _read_weights(path: Path) -> Mapping[str, Tensor]:
-    """A state dict; nothing in the file is executed."""
-    import torch
-    from safetensors.torch import load_file
-
-    if not path.is_file():
-        raise BadInput(f"{path} {'is a folder' if path.is_dir() else 'is not there'}: give a .pt or .safetensors file")
-    try:
-        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except Exception as error:  # what a file of something else raises is not documented
-        reason = str(error).split("\n")[0][:100]
-        raise BadInput(f"{path} cannot be read as a .pt or .safetensors file of tensors ({reason})") from None
-    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise BadInput(
-            f"{path} is not a state dict, names with tensors: save it with torch.save(model.state_dict(), ...)"
-        )
-    return state
 
 
 def main(argv: list[str] | None = None) -> int:

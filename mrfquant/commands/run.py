@@ -19,6 +19,7 @@ def parser() -> Parser:
             "--gin gin/ref_lenet300_digits.gin",
             "--gin gin/ref_lenet300_digits.gin --set 'Trainer.iterations = 500' --seed 1",
             "--gin my.gin --import my_solver",
+            "--gin gin/pmf_lenet300_digits.gin --weights runs/float --set \"Labelling.scale = 'channel'\"",
             "--resume runs/ref_lenet300_digits-seed0-20260101-120000",
         ],
         "0 finished, 1 the run failed, 2 bad input, 128 + signal when stopped (the run can be resumed)",
@@ -28,6 +29,7 @@ def parser() -> Parser:
     what.add_argument("--resume", metavar="RUN", type=Path, help="continue a run from its newest checkpoint")
     p.share("--set")
     p.share("--import")
+    p.add_argument("--weights", metavar="FILE|RUN", type=Path, help="start from a state dict or a run, not at random")
     p.share("--seed", default=None, help="seed of initialisation and data order (default: the config's, or 0)")
     p.share("--smoke")
     p.share("--device")
@@ -51,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
                 arguments.gin,
                 bindings=arguments.set,
                 imports=arguments.imports,
+                weights=arguments.weights,
                 seed=arguments.seed,
                 smoke=arguments.smoke,
                 out=arguments.out,
@@ -70,6 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     p = parser()
     arguments = p.parse_args(argv)
     others = (arguments.set, arguments.imports, arguments.seed is not None, arguments.smoke, arguments.out)
+    others += (arguments.weights,)
     if arguments.resume and any(others):
         p.error("--resume continues a run as it was configured: it goes with --device, --data and --wandb only")
     status = run_command(run, arguments)

@@ -59,6 +59,10 @@ class Checkpoints:
             raise BadInput(f"{self.folder.parent} cannot be resumed, none of its checkpoints is whole: start it again")
         return None
 
+    def any(self) -> bool:
+        """Whether there is a state to go on from."""
+        return bool(self._iterations("step"))
+
     def best(self, iteration: int, map_location: torch.device | str = "cpu") -> State:
         """The best model of the step that names `iteration`."""
         return _load(self._path("best", iteration), map_location)

@@ -17,6 +17,7 @@ from mrfquant.data.stand_in import INFOS
 from mrfquant.errors import BadInput
 from mrfquant.inference import Inference, Reference
 from mrfquant.labelling import Labelling
+from mrfquant.storage.weights import load_weights, read_weights
 from mrfquant.training.trainer import Trainer
 
 SMOKE_ITERATIONS = 20
@@ -44,6 +45,8 @@ class Experiment:
         model: called with the images' shape and the number of classes.
         optimizer: called with the list of tensors to drive.
         inference: called with the labelling of the network and the optimizer's recipe.
+        weights: where to start from: a state dict (.pt, .safetensors) or the folder of a finished run; a labelled
+            network keeps them with Labelling.start = 'weights'.
         seed: of initialisation, order of the data and augmentation.
         smoke: a few iterations on stand-in data of the data set's shape; a data set of your own stands in for itself.
         channels_last: memory format of the convolutions; None is yes on CUDA only. On the CPU it saves a quarter of
@@ -58,6 +61,7 @@ class Experiment:
         inference: InferenceRecipe = Reference,
         seed: Seed = 0,
         smoke: bool = False,
+        weights: str | None = None,
         channels_last: bool | None = None,
         *,
         device: torch.device,
@@ -69,6 +73,8 @@ class Experiment:
         made = stand_in(dataset.__name__) if smoke and dataset.__name__ in INFOS else dataset(data_root)
         self.dataset: Dataset = _built("dataset", made).to(device)
         self.model: nn.Module = _built("model", model(self.dataset.shape, self.dataset.num_classes)).to(device)
+        if weights is not None:
+            load_weights(self.model, read_weights(Path(weights)), Path(weights))
         if channels_last or (channels_last is None and device.type == "cuda"):
             self.model = self.model.to(memory_format=torch.channels_last)
         if self.team.world_size > 1:

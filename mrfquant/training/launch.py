@@ -32,6 +32,7 @@ def launch(
     *,
     bindings: Sequence[str] = (),
     imports: Sequence[str] = (),
+    weights: str | os.PathLike[str] | None = None,
     seed: int | None = None,
     smoke: bool = False,
     out: Path | None = None,
@@ -47,6 +48,7 @@ def launch(
         config: a gin file, or None to continue a run.
         bindings: further settings, as in gin. They, `seed` and `smoke` become part of the run's own config.gin.
         imports: modules that register parts.
+        weights: a state dict or a run to start from instead of a random network.
         out: the run's folder; a new one under runs/ by default.
         resume: continue the run that is in `out`, if there is one, as it was configured.
         device: 'auto', or as torch calls it. data: the data root. wandb: the mode of Weights & Biases.
@@ -63,12 +65,15 @@ def launch(
         folder = RunFolder.open(out)
         if folder.summary() is not None:
             return folder
-        read = Config(folder.config)
+        # Once there is a checkpoint, the weights that the run started from are not needed, and may be gone.
+        read = Config(folder.config, ["Experiment.weights = None"] if folder.checkpoints.any() else [])
     elif config is None:
         raise BadInput(f"there is no run in {out} to resume: give the folder of a run, or a config to start one")
     else:
-        seeds = [] if seed is None else [f"Experiment.seed = {seed}"]
-        read = Config(config, [*bindings, *seeds, *(["Experiment.smoke = True"] if smoke else [])], imports)
+        flags = [] if seed is None else [f"Experiment.seed = {seed}"]
+        if weights is not None:
+            flags += [f"Experiment.weights = {os.path.abspath(weights)!r}", "Labelling.start = 'weights'"]
+        read = Config(config, [*bindings, *flags, *(["Experiment.smoke = True"] if smoke else [])], imports)
     team, where = join_team(choose_device(device))
     with read.locate_errors():
         experiment = configured(Experiment, device=where, data_root=data_root(data), team=team)
@@ -179,6 +184,10 @@ def _conclude(say: Say, folder: RunFolder) -> None:
     say("")
     say(f"test top-1   {summary['test_top1']:.2f} %   top-5 {summary['test_top5']:.2f} %{stand_in}")
     say(f"validation   {summary['best_val_top1']:.2f} % at iteration {summary['best_iteration']:,}, the best")
+    decided = next((record["decided"] for record in reversed(folder.records()) if "decided" in record), 1.0)
+    if decided < 0.95:
+        undecided = f"{1 - decided:.1%} of the weights were undecided at the end, so rounding changed the network"
+        say(f"note         {undecided}: let beta end higher")
     say(f"time         {duration(summary['seconds'])}, {summary['steps_per_second']:,.4g} steps/s")
     say(f"results in   {folder.path}")
 

@@ -1,0 +1,53 @@
+"""Weights of trained networks: state dicts in files, and the best model of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrfquant.errors import BadInput
+from mrfquant.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def read_weights(path: Path) -> Mapping[str, Tensor]:
+    """A state dict from a .pt or .safetensors file, or the best model of the run in a folder; nothing is executed."""
+    import torch
+    from safetensors.torch import load_file
+
+    if path.is_dir():
+        return RunFolder.open(path).best()["model"]
+    if not path.is_file():
+        raise BadInput(f"{path} is not there: give a .pt or .safetensors file, or the folder of a finished run")
+    try:
+        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except Exception as error:  # what a file of something else raises is not documented
+        reason = str(error).split("\n")[0][:100]
+        raise BadInput(f"{path} cannot be read as a .pt or .safetensors file of tensors ({reason})") from None
+    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise BadInput(
+            f"{path} is not a state dict, names with tensors: save it with torch.save(model.state_dict(), ...)"
+        )
+    return state
+
+
+def load_weights(model: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
+    """Put a state dict into a network; names, shapes and values that do not fit are told."""
+    expected = model.state_dict()
+    for name in sorted({*expected, *state}):
+        ours, theirs = (tuple(s[name].shape) if name in s else None for s in (expected, state))
+        if ours != theirs and not (ours == () and theirs is None):  # a counter of batch norm may be missing
+            raise BadInput(
+                f"{source} does not fit the network: {name} is {_shape(theirs)} in the file and {_shape(ours)} in the "
+                "network; give the weights of a network of the same kind and size"
+            )
+        if theirs is not None and not state[name].isfinite().all():
+            raise BadInput(f"{source} has values in {name} that are not finite: give the weights of a working network")
+    model.load_state_dict(state, strict=False)
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "not there" if shape is None else "x".join(map(str, shape)) or "a number"
