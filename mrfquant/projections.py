@@ -26,6 +26,7 @@ from torch import Tensor
 from mrfquant.config.settings import Check, configurable
 from mrfquant.kernels import dispatch as fused
 
+SEARCH = 300  # steps towards auxiliary variables that give a wanted u
 NAMED = {"exact": (0.5, 1.0), "reference": (1.0, 0.5), "straight_through": (1.0, 0.0)}  # of the pair: factor and a
 Jacobian = Annotated[
     Literal["exact", "reference", "straight_through"] | float,
@@ -63,8 +64,18 @@ class Projection(ABC):
         return torch.sub(second, first).div_(2)
 
     def planes_start(self, u: Tensor, beta: float) -> Tensor:
-        """Auxiliary variables ũ (d, m) that are mapped to u (d, m), all of whose labels have some probability."""
-        return u / beta  # right where points of the simplex are left alone
+        """Auxiliary variables ũ (d, m) that are mapped to u (d, m), all of whose labels have some probability.
+
+        They are searched for unless a subclass knows them: a label that gets less than its u is raised, by steps that
+        are halved for a variable that they take too far.
+        """
+        aux, step, before = u / beta, torch.full_like(u[0], 1 / beta), torch.full_like(u[0], math.inf)
+        for _ in range(SEARCH):
+            missing = u - self.planes(aux, beta)
+            error = missing.abs().amax(0)
+            step, before = torch.where(error > before, step / 2, step), error
+            aux.addcmul_(step, missing)
+        return aux
 
     def pair_start(self, t: Tensor, beta: float) -> Tensor:
         """ã (m,) that is mapped to t (m,), strictly between -1 and 1."""
@@ -183,6 +194,9 @@ class Sparsemax(Projection):
 
     def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         return torch.mul(aux, 2 * beta, out=out).clamp_(-1, 1)
+
+    def planes_start(self, u: Tensor, beta: float) -> Tensor:
+        return u / beta  # it leaves points of the simplex alone
 
     def planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
         if fused.usable(u, g):

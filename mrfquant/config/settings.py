@@ -126,6 +126,7 @@ def _checked(function: Callable[..., Any], supplied: Sequence[str]) -> Callable[
     return wrapper
 
 
+@functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """The types of the parameters; those whose names only a type checker imports are left out."""
     hints: dict[str, Any] = {}

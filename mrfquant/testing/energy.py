@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mrfquant.energies import Energy
 from mrfquant.labelling import Block, Labelling
-from mrfquant.testing.contract import Contract
+from mrfquant.testing.contract import Contract, seeded
 
 Levels = Sequence[float]
 
@@ -154,7 +154,7 @@ class EnergyContract(Contract):
             found = []
             for energy, labelling, seed in ((one, first, 2), (two, second, 3)):
                 self._steps(energy, labelling)
-                torch.manual_seed(seed)
+                seeded(seed)
                 found.append(_look(energy, labelling, self.advance(energy, labelling)))
             for block, (_, a), (_, b) in zip(first.blocks, *found, strict=True):
                 stale = (a == b).reshape(-1, block.m).all(0).double().mean()
@@ -170,7 +170,7 @@ class EnergyContract(Contract):
                 fresh.load_state_dict(_through_a_file(state))
             found = []
             for energy, labelling in ((whole, first), (fresh, second)):
-                torch.manual_seed(2)
+                seeded(2)
                 found.append(_look(energy, labelling, self.advance(energy, labelling)))
             for (value, gradient), (expected, expected_gradient) in zip(found[1], found[0], strict=True):
                 hint = "in the step after loading: what it remembers has to be in state_dict"
@@ -179,7 +179,7 @@ class EnergyContract(Contract):
 
     def _steps(self, energy: Energy, labelling: Labelling) -> list[Tensor]:
         """Some steps, looked at as solvers do, the same at every call; gives the last u of each block."""
-        torch.manual_seed(1)
+        seeded(1)
         for _ in range(self.steps):
             us = self.advance(energy, labelling)
             _look(energy, labelling, us)

@@ -24,6 +24,8 @@ NAMES = ["-".join(names) for names in itertools.product(EDGES, LABELS, COUPLINGS
 # A third of them in which every shape meets all labels and all couplings, and all labels meet all couplings.
 THIRD = ["-".join((s, list(LABELS)[(i + j) % 3], c)) for i, s in enumerate(EDGES) for j, c in enumerate(COUPLINGS)]
 
+FEW = ["tree-2-constrained", "grid-mixed-attractive", "full-3-repulsive"]
+
 
 @dataclass(frozen=True)
 class Truth:

@@ -124,6 +124,18 @@ class ProjectionContract(Contract):
         u = self.build().planes(aux, 1e-8)
         _close(u, limit, f"at beta 1e-8 u is not {self.at_small_beta}: set at_small_beta to what it is")
 
+    def test_the_start_is_mapped_to_its_u(self, labels: int) -> None:
+        """So that a run can begin at the weights of a network; if u is always a vertex, at the likeliest label."""
+        projection, u = self.build(), 0.9 * _normal(labels).softmax(0) + 0.1 / labels
+        for beta in self.betas:
+            found = projection.planes(projection.planes_start(u.clone(), beta), beta)
+            if self.at_small_beta == "vertex":
+                assert torch.equal(found.argmax(0), u.argmax(0)), "planes_start does not lead to the likeliest label"
+                continue
+            _close(found, u, "planes_start does not lead to the u it was given", 1e-3)
+            t = u[1] - u[0]
+            _close(projection.pair(projection.pair_start(t, beta), beta), t, "pair_start does not lead to its t", 1e-3)
+
     def test_the_product_is_that_of_the_jacobian(self, labels: int) -> None:
         projection, (aux, g) = self.build(), _pair_of(labels)
         for beta in self.betas:

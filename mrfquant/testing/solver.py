@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mrfquant.mrf import FactorGraph, Result, Row, Solver, solve
 from mrfquant.testing import fields as random_fields
-from mrfquant.testing.contract import Contract
+from mrfquant.testing.contract import Contract, seeded
 from mrfquant.testing.fields import Truth
 
 
@@ -82,7 +82,7 @@ class SolverContract(Contract):
 
     def some(self) -> Iterator[Answer]:
         """For checks that need further runs: a field of each shape."""
-        return map(self.answer, ("tree-2-constrained", "grid-mixed-attractive", "full-3-repulsive"))
+        return map(self.answer, random_fields.FEW)
 
     def test_marginals_are_distributions(self) -> None:
         for answer in self.answers():
@@ -149,7 +149,7 @@ class SolverContract(Contract):
         for answer in self.some():
             found = []
             for other in (1, 2):
-                torch.manual_seed(other)
+                seeded(other)
                 found.append(self.run(self.make(answer.graph, seed=5), iterations=10))
             one, two = found
             assert torch.equal(one.labels, two.labels), f"{answer.name}: other labels with the same seed"

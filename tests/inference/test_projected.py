@@ -56,3 +56,17 @@ def test_an_entropy_goes_with_softmax_only():
     labelling = Labelling(Quadratic([-1, 1]), [-1, 1])
     with pytest.raises(BadInput, match="the projection is Sparsemax: set projection = @Softmax"):
         ProjectedInference(labelling, torch.optim.Adam, Sparsemax(), entropy=TreeEntropy())
+
+
+@pytest.mark.parametrize("levels", LEVELS.values(), ids=map(str, LEVELS))
+@pytest.mark.parametrize("projection", [Softmax(), Sparsemax()], ids=["softmax", "sparsemax"])
+def test_a_projection_in_two_methods_can_start_at_the_weights_of_a_network(projection, levels):
+    model = Quadratic([-1, 1])
+    with torch.no_grad():
+        for p in model.parameters():
+            p.uniform_(levels[0], levels[-1])
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    labelling = Labelling(model, levels, start="weights")
+    ProjectedInference(labelling, torch.optim.Adam, TwoMethods(projection))
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p, before[name], rtol=0, atol=0.01 * (levels[-1] - levels[0]))
