@@ -72,8 +72,14 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point."""
     p = parser()
     arguments = p.parse_args(argv)
-    others = (arguments.set, arguments.imports, arguments.seed is not None, arguments.smoke, arguments.out)
-    others += (arguments.weights,)
+    others = (
+        arguments.set,
+        arguments.imports,
+        arguments.weights,
+        arguments.seed is not None,
+        arguments.smoke,
+        arguments.out,
+    )
     if arguments.resume and any(others):
         p.error("--resume continues a run as it was configured: it goes with --device, --data and --wandb only")
     status = run_command(run, arguments)

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from mrfquant.commands.run import main
+from mrfquant.storage.run_folder import RunFolder
 
 SMALL = ["--set", "LeNet300.width = 0.2", "--set", "Trainer.eval_interval = 100", "--wandb", "disabled"]
 PMF = ["--gin", "gin/pmf_lenet300_digits.gin", *SMALL, "--set", "Labelling.scale = 'channel'"]
@@ -31,8 +32,7 @@ def trained(tmp_path_factory):
 
 
 def state_of(run):
-    (best,) = (run / "checkpoints").glob("best-*.pt")
-    return torch.load(best, weights_only=True)["model"]
+    return RunFolder.open(run).best()["model"]
 
 
 def test_a_short_run_from_trained_weights_beats_one_from_scratch(trained, tmp_path):
