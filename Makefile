@@ -30,8 +30,8 @@ docs: .venv/installed
 .venv/installed: setup.py constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "mrfquant needs Python 3.10 or newer")'
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	$(PIP) install --quiet $$(grep -E '^(torch|torchvision)==' constraints.txt) -c constraints.txt
-	$(PIP) install --quiet --editable '.[test,docs]' -c constraints.txt
+	$(PIP) install --quiet --no-compile $$(grep -E '^(torch|torchvision)==' constraints.txt) -c constraints.txt
+	$(PIP) install --quiet --no-compile --editable '.[test,docs]' -c constraints.txt
 	touch $@
 
 clean:

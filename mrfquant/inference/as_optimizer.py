@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,10 +12,11 @@ from torch import Tensor
 from mrfquant.errors import BadInput
 from mrfquant.labelling import Labelling
 
+Loss = TypeVar("Loss")
 OptimizerRecipe = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
-class AsOptimizer(torch.optim.Optimizer):
+class AsOptimizer(torch.optim.Optimizer, ABC):
     """A `torch.optim.Optimizer` over a network's parameters that steps by moving a solver's variables.
 
     `param_groups` has the network's own parameters, so that their gradients can be clipped or unscaled, and the
@@ -38,10 +40,41 @@ class AsOptimizer(torch.optim.Optimizer):
             {**group, "params": [p for tensor in group["params"] for p in place.get(id(tensor), ())]}
             for group in self.optimizer.param_groups
         ]
-        self._complete = False
+        self.labelling, self._complete = labelling, False
         super().__init__(groups, dict(self.optimizer.defaults))
         self._complete = True
+        self._initial_rates = [group["lr"] for group in self.param_groups]
         self._guard()
+
+    @abstractmethod
+    def take_step(self) -> None:
+        """One update from the gradient that backward has left; the gradient is cleared."""
+
+    def step(self, closure: Callable[[], Loss] | None = None) -> Loss | None:  # type: ignore[override]
+        """One update from the gradient that backward has left, or that `closure` makes; the gradient is cleared.
+
+        Args:
+            closure: computes the loss and calls backward.
+
+        Returns:
+            What the closure returns.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self.take_step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear what backward has accumulated; it stays in its place, whatever `set_to_none` says."""
+        self.labelling.zero_gradient()
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Set every learning rate to `factor` times what the optimizer was made with."""
+        for group, rate in zip(self.param_groups, self._initial_rates, strict=True):
+            group["lr"] = rate * factor
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused once the solver is built: which parameters it has is the labelling's to say."""

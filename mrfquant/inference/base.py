@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,9 @@ from mrfquant.schedules import Constant, Schedule
 
 CHECK_INTERVAL = 100  # steps between two looks for what would go wrong silently
 MANY_UNDECIDED = 0.05  # share of the weights that rounding may surprise
-Loss = TypeVar("Loss")
 
 
-class Inference(AsOptimizer, ABC):
+class Inference(AsOptimizer):
     """Minimises an energy over a labelling, one step per gradient of the loss:
 
         loss(model(x)).backward()
@@ -65,7 +64,6 @@ class Inference(AsOptimizer, ABC):
         self.budget: int | None = None
         self.variables = [self._first(block) for block in labelling.blocks]
         super().__init__(labelling, self.variables, optimizer)
-        self._initial_rates = [group["lr"] for group in self.param_groups]
         self._finalized = self._shared = False
         self.project_all()
         self._looked = self._look()
@@ -115,28 +113,8 @@ class Inference(AsOptimizer, ABC):
         """The inverse temperature in force."""
         return self.schedule(self.iteration, self.budget)
 
-    def step(self, closure: Callable[[], Loss] | None = None) -> Loss | None:  # type: ignore[override]
-        """One update from the gradient that backward has left, or that `closure` makes; the gradient is cleared.
-
-        Args:
-            closure: computes the loss and calls backward.
-
-        Returns:
-            What the closure returns.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with torch.no_grad():
-            self._step()
-        return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear what backward has accumulated; it stays in its place, whatever `set_to_none` says."""
-        self.labelling.zero_gradient()
-
-    def _step(self) -> None:
+    def take_step(self) -> None:
+        """One update from the gradient that backward has left; the gradient is cleared."""
         if self._finalized:
             raise BadInput("the solver is finalized: its network is an ordinary one, label it again to go on")
         if self.iteration % CHECK_INTERVAL == 0:
@@ -167,11 +145,6 @@ class Inference(AsOptimizer, ABC):
         """Set the network's weights from the variables."""
         for block, x in self.items():
             self.project(block, x)
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """Set every learning rate to `factor` times what the optimizer was made with."""
-        for group, rate in zip(self.param_groups, self._initial_rates, strict=True):
-            group["lr"] = rate * factor
 
     def finalize(self) -> nn.Module:
         """End training: the network becomes an ordinary one, without a solver, each labelled weight exactly on a level.

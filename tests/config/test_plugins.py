@@ -121,14 +121,13 @@ def test_solver_energy_network_and_data_of_an_imported_module_run_resume_and_pac
     assert "test top-1" in call(folder, "eval", "my.safetensors", "--import", "my_parts")
 
 
-@pytest.mark.parametrize("levels", ["[-1, 1]", "[-1, 0, 1]"])
-def test_a_projection_of_an_imported_module_runs_and_resumes(folder, levels):
+def test_a_projection_of_an_imported_module_runs_and_resumes(folder):
     config = CONFIG.replace("@MySolver", "@ProjectedInference").replace("MySolver.", "ProjectedInference.")
     lines = [line for line in config.splitlines() if ".speed" not in line]
-    bindings = f"""
+    bindings = """
 ProjectedInference.projection = @MyProjection()
 MyProjection.sharpness = 2.0
-Labelling.levels = {levels}
+Labelling.levels = [-1, 0, 1]
 """
     (folder / "my.gin").write_text("\n".join(["import my_parts", *lines, bindings]))
     assert call(folder, "run", "--gin", "my.gin", "--out", "one").startswith("PROJ  ")
