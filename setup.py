@@ -25,6 +25,7 @@ EXTRAS = {
     "sweep": ["optuna>=4.9"],
     "reports": ["matplotlib"],  # figures: compare --png, inspect --png, bench --png, denoise
     "onnx": ["onnx", "onnx-ir", "onnxscript", "onnxruntime"],
+    "tensorboard": ["tensorboard"],  # run --collector TensorBoard
     "fast": ["numba"],  # loops over memory on the CPU
 }
 ALL = [package for extra in EXTRAS.values() for package in extra]
@@ -46,7 +47,7 @@ setup(
     package_dir={"mrfquant.configs": "gin"},
     package_data={
         "mrfquant": ["py.typed", "*.pyi"],
-        "mrfquant.data": ["digits.npz"],
+        "mrfquant.data": ["digits.npz", "alice.txt.gz"],
         "mrfquant.configs": ["*.gin", "*/*.gin", "*/*.space"],
         "mrfquant.reports": ["*.html", "*.css", "*.js"],
     },

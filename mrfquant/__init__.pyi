@@ -53,9 +53,25 @@ from .config.settings import (
     configurable as configurable,
 )
 from .models import network as network
-from .data import Dataset as Dataset, Split as Split, dataset as dataset
+from .data import (
+    Dataset as Dataset,
+    Images as Images,
+    Loaders as Loaders,
+    Pairs as Pairs,
+    Split as Split,
+    Tokens as Tokens,
+    dataset as dataset,
+)
+from .metric import Metric as Metric
+from .objectives import (
+    CrossEntropy as CrossEntropy,
+    NextToken as NextToken,
+    Objective as Objective,
+    Regression as Regression,
+)
 from .data.torchvision_import import import_torchvision as import_torchvision
-from .training import Collector as Collector
+from .training import Collector as Collector, Hook as Hook, Samples as Samples, TensorBoard as TensorBoard
+from .training.launch import launch as launch
 from .errors import BadInput as BadInput, BadSetting as BadSetting, RunFailed as RunFailed
 
 # rounding trained networks, packed networks

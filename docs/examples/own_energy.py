@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import mrfquant as mq
-from mrfquant.data import Batches, digits
+from mrfquant.data import digits
 from mrfquant.training import evaluate
 
 STEPS = 600
@@ -51,13 +51,13 @@ def train(energy: mq.Energy, data: mq.Dataset) -> tuple[float, float]:
     labelling = mq.Labelling(model, levels=[-1, 0, 1])
     beta = mq.Geometric(rho=1.15, interval=10)
     solver = mq.ProximalMeanField(labelling, lambda tensors: torch.optim.Adam(tensors, lr=0.005), beta, energy)
-    batches = Batches(data.train, 100, data.mean, data.std, augment=False, seed=0)
+    batches = data.stream(100, seed=0)
     for images, labels in (next(batches) for _ in range(STEPS)):
         functional.cross_entropy(model(images), labels).backward()
         solver.step()
     with solver.rounded():
         zeros = (labelling.labelled.w == 0).float().mean().item()
-        return evaluate(model, data, data.test)["top1"], 100 * zeros
+        return evaluate(model, data, "test")["top1"], 100 * zeros
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import mrfquant as mq
-from mrfquant.data import Batches, digits
+from mrfquant.data import digits
 from mrfquant.training import evaluate
 
 STEPS = 1000
@@ -56,12 +56,12 @@ def train(method: type[mq.Inference], data: mq.Dataset) -> float:
     labelling = mq.Labelling(model, levels=[-1, 1])
     beta = mq.Geometric(rho=1.1, interval=10)  # Bop takes no notice of it
     solver = method(labelling, lambda tensors: torch.optim.Adam(tensors, lr=0.005), beta)
-    batches = Batches(data.train, 100, data.mean, data.std, augment=False, seed=0)
+    batches = data.stream(100, seed=0)
     for images, labels in (next(batches) for _ in range(STEPS)):
         functional.cross_entropy(model(images), labels).backward()
         solver.step()
     with solver.rounded():
-        return evaluate(model, data, data.test)["top1"]
+        return evaluate(model, data, "test")["top1"]
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 import mrfquant as mq
-from mrfquant.data import Batches, digits
+from mrfquant.data import digits
 from mrfquant.training import evaluate
 
 STEPS = 500
@@ -32,7 +32,7 @@ def train(data: mq.Dataset) -> nn.Module:
         nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 50), nn.ReLU(), nn.Linear(50, 10)
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
-    batches = Batches(data.train, 100, data.mean, data.std, augment=False, seed=0)
+    batches = data.stream(100, seed=0)
     for images, labels in (next(batches) for _ in range(STEPS)):
         optimizer.zero_grad()
         functional.cross_entropy(model(images), labels).backward()
@@ -52,13 +52,13 @@ def rounded(model: nn.Module, data: mq.Dataset, solver: str) -> tuple[float, str
         report=lambda layer: errors.append(f"{layer.name} {layer.energy:.3f}"),
         warn=print,
     )
-    return evaluate(model, data, data.test)["top1"], ", ".join(errors)
+    return evaluate(model, data, "test")["top1"], ", ".join(errors)
 
 
 if __name__ == "__main__":
     data = digits(Path())  # the images come with scikit-learn: there is no folder to read
     model = train(data)
-    print(f"float    test accuracy {evaluate(model, data, data.test)['top1']:.2f} %", flush=True)
+    print(f"float    test accuracy {evaluate(model, data, 'test')['top1']:.2f} %", flush=True)
     for solver in ("nearest", "icm"):
         accuracy, errors = rounded(model, data, solver)
         print(f"{solver:8} test accuracy {accuracy:.2f} %   errors {errors}", flush=True)

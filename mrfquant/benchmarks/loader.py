@@ -13,9 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mrfquant.benchmarks.networks import CIFAR, MNIST, NETWORKS, Float
 from mrfquant.benchmarks.timing import Options, Row, in_turns, ratios
-from mrfquant.data import Batches
-from mrfquant.data.batches import PAD, normalise
-from mrfquant.data.dataset import Split
+from mrfquant.data.image_batches import PAD, ImageBatches, normalise
 
 IMAGES = 10_000
 
@@ -25,7 +23,7 @@ def measure_loader(options: Options) -> Iterator[tuple[str, Row]]:
     for name, shape, size, augment in (("mnist", MNIST, 100, False), ("cifar10, augmented", CIFAR, 128, True)):
         images, labels = torch.randint(256, (IMAGES, *shape), dtype=torch.uint8), torch.randint(10, (IMAGES,))
         statistics = ([0.5] * shape[0], [0.25] * shape[0])
-        ours = Batches(Split(images, labels), size, *statistics, augment=augment, seed=0)
+        ours = ImageBatches(images, labels, size, *statistics, augment=augment, seed=0)
         each = OneByOne(images, labels, statistics, augment)
         theirs = itertools.chain.from_iterable(
             itertools.repeat(DataLoader(each, size, shuffle=True, drop_last=True, num_workers=0))

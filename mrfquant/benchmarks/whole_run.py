@@ -12,7 +12,7 @@ import torch
 
 from mrfquant.benchmarks.networks import LEVELS, MNIST, NETWORKS, PMF, Float
 from mrfquant.benchmarks.timing import Options, Row, ratio
-from mrfquant.data.dataset import Dataset, Split
+from mrfquant.data.images import Images, Split
 from mrfquant.inference import ProximalMeanField, Reference
 from mrfquant.labelling import Labelling
 from mrfquant.storage.checkpoints import Checkpoints
@@ -58,7 +58,7 @@ def measure_whole_run(options: Options) -> Iterator[tuple[str, Row]]:
         )
         for n in SIZES
     )
-    dataset = Dataset("random", train, val, test, (0.5,), (0.25,), classes=tuple("0123456789"), augment=False)
+    dataset = Images("random", train, val, test, (0.5,), (0.25,), classes=tuple("0123456789"), augment=False)
     build, shape = NETWORKS["lenet300"]
     for name, bare in (("float", Float(build, shape)), ("PMF, d=2", PMF(build, shape, 2))):
         torch.manual_seed(0)

@@ -32,8 +32,8 @@ def parser() -> Parser:
     p.add_argument(
         "--by",
         metavar="NAMES",
-        default="method,model,dataset,bits",
-        help="what makes a group, comma-separated: fields of summary.json, gin settings (default: %(default)s)",
+        help="what makes a group, comma-separated: fields of summary.json, gin settings (default: the whole "
+        "configuration but the seed)",
     )
     p.add_argument("--html", metavar="FILE", type=writable, help="write a page with tables and curves, one file in all")
     p.add_argument(
@@ -50,8 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     from mrfquant.reports.runs import find_runs, read_run
     from mrfquant.reports.tables import csv_text, text_report
 
-    by = [name.strip() for name in arguments.by.split(",") if name.strip()]
-    if not by:
+    by = None if arguments.by is None else [name.strip() for name in arguments.by.split(",") if name.strip()]
+    if by == []:
         raise BadInput("--by names nothing: give fields of summary.json or gin settings, such as method,model")
     if arguments.png:
         need_extra("reports", "--png")

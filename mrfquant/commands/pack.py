@@ -55,28 +55,34 @@ def pack_run(path: Path, encoding: Encoding = "bits") -> PackedNetwork:
 
     from mrfquant.commands.finished_run import rebuild
     from mrfquant.config.gin_internals import isolated_gin
+    from mrfquant.objectives import CrossEntropy
     from mrfquant.packing import pack_model
     from mrfquant.storage.run_folder import RunFolder
 
     folder = RunFolder.open(path)
     best, summary = folder.best(), folder.summary() or {}
     with isolated_gin(), torch.random.fork_rng(devices=[]):
-        experiment, trainer = rebuild(folder, "cpu", bindings=["Experiment.smoke = True"])  # the data's shape suffices
+        experiment, _ = rebuild(folder, "cpu", bindings=["Experiment.smoke = True"])  # the data's shape suffices
     if not experiment.labelling.blocks:
         raise BadInput(f"{path} is not quantized: there are no labels to pack; train it with levels, as [-1, 1]")
-    data = experiment.dataset
+    data, objective = experiment.dataset, experiment.objective
+    metric = objective.chooses
     origin = {
         **{key: experiment.identity()[key] for key in ("method", "dataset", "seed")},
         "run": folder.path.resolve().name,
-        "top1": round(summary["test_top1"], 4),
+        metric.name: round(summary[f"test_{metric.name}"], 4),
     }
-    if trainer.temperature != 1:
-        origin["temperature"] = trainer.temperature  # to divide the logits by, for probabilities
+    if list(data.arguments) != ["loader"] or data.arguments["loader"] != data.name:
+        origin["data"] = data.arguments
+    if type(objective) is not CrossEntropy:
+        origin["objective"] = type(objective).__name__
+    if objective.temperature != 1:
+        origin["temperature"] = objective.temperature  # to divide the logits by, for probabilities
     if summary.get("stand_in"):
         origin["stand_in"] = True
     scale = best["solution"].get("scale")
     network = pack_model(experiment.model, experiment.labelling, best["model"], scale, encoding)
-    network.images = {"mean": list(data.mean), "std": list(data.std), "classes": list(data.classes)}
+    network.images = data.description()
     network.origin = origin
     return network
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from mrfquant.commands.parser import Parser, run_command
 from mrfquant.errors import BadInput
+from mrfquant.text import aligned
 
 
 def parser() -> Parser:
@@ -48,10 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
     from mrfquant.commands.finished_run import rebuild
     from mrfquant.storage.files import write_json
     from mrfquant.storage.run_folder import RunFolder
-    from mrfquant.training.evaluation import predict, score
+    from mrfquant.training.evaluation import predict
 
     folder = RunFolder.open(arguments.run)
-    experiment, trainer = rebuild(folder, arguments.device, arguments.data)
+    experiment, _ = rebuild(folder, arguments.device, arguments.data)
     best = folder.best()
     inference = experiment.inference
     experiment.model.load_state_dict(best["model"])  # batch-norm statistics; the weights follow
@@ -59,25 +60,26 @@ def run(arguments: argparse.Namespace) -> int:
     if not inference.labelling.blocks:
         raise BadInput(f"{folder.path} is not quantized: there is no distribution over labels to sample from")
 
-    data, labels = experiment.dataset, experiment.dataset.test.labels
+    data, objective = experiment.dataset, experiment.objective
 
-    def probabilities(weights: AbstractContextManager[None]) -> Any:
+    def predictions(weights: AbstractContextManager[None]) -> Any:
         with weights:
-            return predict(experiment.model, data, data.test, trainer.temperature)
+            return predict(experiment.model, data, "test", objective)
 
-    found = {"rounded": score(probabilities(inference.rounded()), labels)}
-    found["expected weights"] = score(probabilities(nullcontext()), labels)
+    found = {"rounded": objective.score(*predictions(inference.rounded()))}
+    found["expected weights"] = objective.score(*predictions(nullcontext()))
     generator = torch.Generator(experiment.device).manual_seed(arguments.seed)
     total = 0
     for count in tqdm(range(1, sizes[-1] + 1), desc="sampling", leave=False, disable=None):
-        total = total + probabilities(inference.sampled(generator))
+        drawn, targets = predictions(inference.sampled(generator))
+        total = total + drawn
         if count in sizes:
-            found[f"{count} sampled"] = score(total / count, labels)
+            found[f"{count} sampled"] = objective.score(total / count, targets)
     entropy = inference.diagnostics()["entropy"]
     print(f"{folder.path}, iteration {inference.iteration:,}: entropy of the labels {entropy:.4f} bits per weight")
-    print(f"{'network':<18}{'test top-1':>12}{'NLL':>10}{'calibration error':>20}")
-    for name, figures in found.items():
-        print(f"{name:<18}{figures['top1']:>10.2f} %{figures['nll']:>10.4f}{100 * figures['ece']:>18.2f} %")
+    rows = [["network", *(metric.title for metric in objective.scores)]]
+    rows += [[name, *(m.text(figures[m.name]) for m in objective.scores)] for name, figures in found.items()]
+    print(aligned(rows, right=set(range(1, len(rows[0])))))
     if data.stand_in:
         print("STAND-IN DATA: its figures mean nothing")
     if arguments.json:

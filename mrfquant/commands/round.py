@@ -104,10 +104,11 @@ def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]
 
     solver, rounding = _solver(experiment)
     check_can_be_rounded(experiment.model, experiment.labelling.labelled.spans)
-    before = evaluate(experiment.model, experiment.dataset, experiment.dataset.test)["top1"]
+    objective, metric = experiment.objective, experiment.objective.chooses
+    before = evaluate(experiment.model, experiment.dataset, "test", objective)[metric.name]
     who, dataset, labelling = experiment.identity(), experiment.dataset, experiment.labelling
     say(f"{who['method']}  {who['bits']}-bit {who['model']} on {who['dataset']}")
-    say(f"{who['parameters']:,} parameters, {who['labelled']:,} of them quantized; {rounding.images:,} images")
+    say(f"{who['parameters']:,} parameters, {who['labelled']:,} of them quantized; {rounding.images:,} {dataset.unit}")
     say(f"folder {folder.path}")
     say(f"{'layer':<34}{'rows x weights':>16}{'energy / gptq':>16}{'labels changed':>16}{'seconds':>9}")
     began, reports = time.perf_counter(), []
@@ -121,23 +122,23 @@ def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]
     found = rounding.run(experiment.model, levels, lambda: rounding.batches(dataset), report, say)
     solver.assign(found)
     seconds = time.perf_counter() - began
-    val, test = (evaluate(experiment.model, dataset, split) for split in (dataset.val, dataset.test))
+    val, test = (evaluate(experiment.model, dataset, split, objective) for split in ("val", "test"))
     state = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
     labelling.check_on_levels(state)
-    best = {"iteration": 0, "val_top1": val["top1"], "model": state, "solution": experiment.inference.solution()}
+    best = {"iteration": 0, f"val_{metric.name}": val[metric.name], "model": state}
+    best["solution"] = experiment.inference.solution()
     folder.checkpoints.save_best(0, best)
     say("")
-    say(f"test top-1   {test['top1']:.2f} %, float {before:.2f} %{' (STAND-IN DATA)' if dataset.stand_in else ''}")
+    say(f"{metric.line(test)}, float {metric.text(before)}{' (STAND-IN DATA)' if dataset.stand_in else ''}")
     say(f"time         {seconds:.1f} s")
     say(f"results in   {folder.path}")
     return {
         **who,
         "iterations": 0,
         "best_iteration": 0,
-        "best_val_top1": val["top1"],
-        "test_top1": test["top1"],
-        "test_top5": test["top5"],
-        "float_test_top1": before,
+        f"best_val_{metric.name}": val[metric.name],
+        **{f"test_{name}": value for name, value in test.items()},
+        f"float_test_{metric.name}": before,
         "seconds": seconds,
         "steps_per_second": 0.0,
         "layers": [asdict(layer) for layer in reports],

@@ -36,17 +36,27 @@ def parser() -> Parser:
     p.share("--data")
     p.add_argument("--out", metavar="DIR", type=Path, help="the run's folder (default: a new one under runs/)")
     p.share("--wandb", help="Weights & Biases (default: online with credentials, offline without)")
+    p.add_argument(
+        "--collector",
+        metavar="NAME",
+        dest="collectors",
+        action="append",
+        default=[],
+        help="where the figures go, too: TensorBoard, or one of your own by its name; may be repeated",
+    )
     return p
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Launch the run, or continue it."""
     # Imported here so that --help and a mistyped flag answer at once.
+    from mrfquant.metric import Metric
     from mrfquant.storage.run_folder import RunFolder
     from mrfquant.training import Interrupted
     from mrfquant.training.launch import launch
 
     options = {"device": arguments.device, "data": arguments.data, "wandb": arguments.wandb}
+    options["collectors"] = arguments.collectors
     try:
         if not arguments.resume:
             launch(
@@ -60,7 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
                 **options,
             )
         elif summary := RunFolder.open(arguments.resume).summary():
-            print(f"{arguments.resume} is finished: test top-1 {summary['test_top1']:.2f} %")
+            metric = Metric.of(summary)
+            figure = metric.text(summary[f"test_{metric.name}"])
+            print(f"{arguments.resume} is finished: test {metric.title} {figure}")
         else:
             launch(None, out=arguments.resume, resume=True, **options)
     except Interrupted as stopped:
@@ -81,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments.out,
     )
     if arguments.resume and any(others):
-        p.error("--resume continues a run as it was configured: it goes with --device, --data and --wandb only")
+        p.error("--resume continues a run as it was configured: only --device, --data, --wandb, --collector go with it")
     status = run_command(run, arguments)
     if "WORLD_SIZE" in os.environ:
         from mrfquant.compute import exit_process

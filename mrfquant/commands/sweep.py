@@ -1,4 +1,4 @@
-"""mrfquant sweep: search the settings of a configuration with Optuna, chosen by validation accuracy."""
+"""mrfquant sweep: search the settings of a configuration with Optuna, chosen on validation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gin
+
 from mrfquant.commands.parser import Parser, run_command
 from mrfquant.config.extras import need_extra
 from mrfquant.config.gin_files import Config, shipped
 from mrfquant.config.search_space import Dimension, read_space
 from mrfquant.errors import BadInput, RunFailed
+from mrfquant.metric import Metric
 from mrfquant.storage.files import write_text
 
 HEARTBEAT = 5  # seconds; a worker that is silent for three of them is taken for dead
@@ -25,11 +28,10 @@ def parser() -> Parser:
     """The command's arguments."""
     p = Parser(
         "sweep",
-        """Search the settings of a configuration with Optuna, chosen by validation accuracy; test accuracy plays no
-        role. Every trial is a run in its own folder under --out; trials that fall behind are ended early.
-        Interrupted or given more --trials, the sweep goes on from what its storage holds: a trial that was
-        killed goes on from its last checkpoint. The best trial's configuration is written to best.gin, which
-        runs as it is.""",
+        """Search the settings of a configuration with Optuna, chosen on validation; test figures play no role. Every
+        trial is a run in its own folder under --out; trials that fall behind are ended early. Interrupted or given
+        more --trials, the sweep goes on from what its storage holds: a trial that was killed goes on from its last
+        checkpoint. The best trial's configuration is written to best.gin, which runs as it is.""",
         ["--gin gin/pmf_lenet300_mnist.gin --space gin/spaces/pmf.space --trials 20 --jobs 2"],
     )
     p.add_argument("--gin", metavar="FILE", required=True, help="the configuration to start from")
@@ -48,7 +50,7 @@ def parser() -> Parser:
     return p
 
 
-def open_study(arguments: argparse.Namespace, worker: int = 0) -> Any:
+def open_study(arguments: argparse.Namespace, metric: Metric, worker: int = 0) -> Any:
     """The study in the storage, made if it is not there yet."""
     import optuna
 
@@ -67,7 +69,7 @@ def open_study(arguments: argparse.Namespace, worker: int = 0) -> Any:
     return optuna.create_study(
         study_name=Path(arguments.gin).stem,
         storage=storage,
-        direction="maximize",
+        direction="maximize" if metric.higher else "minimize",
         load_if_exists=True,
         sampler=optuna.samplers.TPESampler(seed=arguments.seed + 1000 * worker, constant_liar=True),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
@@ -75,7 +77,7 @@ def open_study(arguments: argparse.Namespace, worker: int = 0) -> Any:
 
 
 def run_trial(trial: Any, space: Sequence[Dimension], arguments: argparse.Namespace) -> float:
-    """Train with the settings that the trial proposes; the best validation accuracy is its value."""
+    """Train with the settings that the trial proposes; the best on validation is its value."""
     import optuna
 
     from mrfquant.training import Collector, Interrupted
@@ -85,8 +87,8 @@ def run_trial(trial: Any, space: Sequence[Dimension], arguments: argparse.Namesp
         """Tells Optuna how the trial does, and ends it when Optuna says so."""
 
         def record(self, iteration: int, values: Any) -> None:
-            if "val_top1" in values:
-                trial.report(values["val_top1"], iteration)
+            if (found := values.get(f"val_{self.metric.name}")) is not None:
+                trial.report(found, iteration)
                 if trial.should_prune():
                     raise optuna.TrialPruned
 
@@ -116,7 +118,22 @@ def run_trial(trial: Any, space: Sequence[Dimension], arguments: argparse.Namesp
         raise KeyboardInterrupt from None  # the run was asked to stop, and so is the sweep
     summary = run.summary()
     assert summary is not None
-    return summary["best_val_top1"]
+    return summary[f"best_val_{Metric.of(summary).name}"]
+
+
+def _metric(arguments: argparse.Namespace) -> Metric:
+    """What the trials are judged by, from the configuration's objective."""
+    import mrfquant.training.experiment  # noqa: F401 - the names in the configuration
+    from mrfquant.config.gin_internals import isolated_gin
+    from mrfquant.objectives import CrossEntropy
+
+    with isolated_gin():
+        Config(arguments.gin, arguments.set, arguments.imports)
+        try:
+            recipe = gin.query_parameter("Experiment.objective").scoped_configurable_fn
+        except ValueError:  # it is not bound
+            recipe = CrossEntropy
+        return recipe().chooses
 
 
 def work(arguments: argparse.Namespace, number: int) -> int:
@@ -127,7 +144,7 @@ def work(arguments: argparse.Namespace, number: int) -> int:
 def _work(arguments: argparse.Namespace, number: int) -> int:
     import optuna
 
-    space, study = read_space(arguments.space), open_study(arguments, number)
+    space, study = read_space(arguments.space), open_study(arguments, _metric(arguments), number)
     while len(ended(study)) < arguments.trials:
         optuna.storages.fail_stale_trials(study)  # those of workers that died; each comes again
         running = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
@@ -172,7 +189,8 @@ def lead(arguments: argparse.Namespace) -> int:
         arguments.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"cannot make the folder {arguments.out}: {error.strerror}; give another --out") from None
-    study = open_study(arguments)
+    metric = _metric(arguments)
+    study = open_study(arguments, metric)
     asked = {"config": config.text(), "space": arguments.space.read_text()}
     asked |= {"smoke": arguments.smoke, "seed": arguments.seed}
     if study.user_attrs.setdefault("asked", asked) != asked:
@@ -189,7 +207,7 @@ def lead(arguments: argparse.Namespace) -> int:
             for trial in ended(study):
                 if trial.number not in printed:
                     printed.add(trial.number)
-                    print(f"[{len(printed)}/{arguments.trials}] {describe(trial)}", flush=True)
+                    print(f"[{len(printed)}/{arguments.trials}] {describe(trial, metric)}", flush=True)
             if not alive:
                 break
             time.sleep(0.5)
@@ -207,16 +225,15 @@ def lead(arguments: argparse.Namespace) -> int:
         raise RunFailed(f"no trial was trained to the end: see {arguments.out / 'worker-0.log'}")
     best = study.best_trial
     write_text(arguments.out / "best.gin", (Path(best.user_attrs["folder"]) / "config.gin").read_text())
-    print(f"best: {describe(best)}\nit runs again with: mrfquant run --gin {arguments.out / 'best.gin'}")
+    print(f"best: {describe(best, metric)}\nit runs again with: mrfquant run --gin {arguments.out / 'best.gin'}")
     return 0
 
 
-def describe(trial: Any) -> str:
-    """A trial in a line: validation accuracy and settings."""
+def describe(trial: Any, metric: Metric) -> str:
+    """A trial in a line: how good on validation, and its settings."""
     values = list(trial.intermediate_values.values())
-    figure = (
-        f"val {trial.value:.2f} %" if trial.state.name == "COMPLETE" else f"pruned at {max(values, default=0):.2f} %"
-    )
+    best = (max if metric.higher else min)(values, default=0.0)
+    figure = f"val {metric.text(trial.value)}" if trial.state.name == "COMPLETE" else f"pruned at {metric.text(best)}"
     settings = ", ".join(f"{k} = {v:.6g}" if isinstance(v, float) else f"{k} = {v}" for k, v in trial.params.items())
     return f"trial {trial.number}: {figure}  {settings}"
 

@@ -10,7 +10,12 @@ from importlib.util import find_spec
 from mrfquant.errors import BadInput
 
 # Extra -> the modules of it that are imported; setup.py has the packages.
-EXTRAS = {"sweep": ("optuna",), "reports": ("matplotlib",), "onnx": ("onnx", "onnx_ir", "onnxscript")}
+EXTRAS = {
+    "sweep": ("optuna",),
+    "reports": ("matplotlib",),
+    "onnx": ("onnx", "onnx_ir", "onnxscript"),
+    "tensorboard": ("tensorboard",),
+}
 
 
 def need_extra(extra: str, who: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,14 @@ import gin
 from gin.config_parser import BindingStatement, ConfigParser, ImportStatement, IncludeStatement, ParserDelegate
 
 from mrfquant.config import gin_internals
+from mrfquant.config.moved import MOVED
 from mrfquant.config.plugins import import_installed_plugins, import_plugin
 from mrfquant.errors import BadInput
 
 PACKAGE = Path(__file__).parent.parent
 # The configs lie beside the package in a checkout and inside it when it was installed from a wheel; beside it is then
 # the library gin.
+EMPTY = Path(os.devnull)  # the file of a configuration that is all bindings
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "gin"
 
 
@@ -30,25 +34,33 @@ class Config:
     Reading starts from an empty configuration. A gin file may `import` modules: it is code, run only files you trust.
     """
 
-    def __init__(self, file: str | os.PathLike[str], bindings: Sequence[str] = (), imports: Sequence[str] = ()) -> None:
+    def __init__(
+        self, file: str | os.PathLike[str] | None, bindings: Sequence[str] = (), imports: Sequence[str] = ()
+    ) -> None:
         gin.clear_config()
         import_installed_plugins()
-        self.file = _find(Path(file))
+        self.file = EMPTY if file is None else _find(Path(file))
+        self.name = "run" if file is None else self.file.stem
         self._places: dict[str, str] = {}  # 'scope/Name.parameter' or 'macro' -> where it was bound last
         # Absolute: gin would take a relative folder for a Python package.
         gin_internals.set_search_folders([str(f.resolve()) for f in (Path(), self.file.parent, CONFIGS)])
         for module in imports:
             import_plugin(module, "--import")
             gin.parse_config(f"import {module}")  # so that the configuration as text has it
-        _parse(lambda: self._survey(self.file), f"config {_short(self.file)}")
-        _parse(lambda: gin.parse_config_file(str(self.file)), f"config {_short(self.file)}")
-        for binding in bindings:
+        what = f"config {_short(self.file)}"
+        _parse(lambda: self._survey(self.file), what)
+        text = self.file.read_text(encoding="utf-8")
+        if (present := in_present_names(text)) == text:
+            _parse(lambda: gin.parse_config_file(str(self.file)), what)
+        else:
+            _parse(lambda: gin.parse_config(present), what)
+        for binding in map(in_present_names, bindings):
             if "\n" in binding or "=" not in binding:
                 raise BadInput(f"--set {binding!r} is not a binding: write it as --set 'Name.parameter = value'")
             _parse(lambda binding=binding: gin.parse_config([binding]), f"--set {binding!r}")
             for s in ConfigParser(binding, _Names()):
                 self._places[_binding(s.scope, s.selector, s.arg_name)] = f"--set {binding!r}"
-        _parse(gin.finalize, f"config {_short(self.file)}")
+        _parse(gin.finalize, what)
 
     def text(self) -> str:
         """The configuration as asked for, includes expanded: a gin file of its own."""
@@ -117,6 +129,50 @@ def _binding(scope: str, selector: str, parameter: str) -> str:
     """'scope/Name.parameter', without the modules that gin may put before a name; a macro is its bare name."""
     name = selector.rpartition(".")[2]
     return (f"{scope}/" if scope else "") + (f"{name}.{parameter}" if parameter else name)
+
+
+def in_present_names(text: str) -> str:
+    """Settings as gin writes them, of an earlier version too, under the names that they have now."""
+    for old, new in MOVED.items():
+        text = re.sub(rf"^(\s*){re.escape(old)}\b", rf"\1{new}", text, flags=re.MULTILINE)
+    return text
+
+
+def as_bindings(settings: Mapping[str, Any]) -> list[str]:
+    """Settings given in Python, {"Experiment.model": LeNet300}, as gin writes them: parts by their names."""
+    return [f"{name} = {_as_gin(name, value)}" for name, value in settings.items()]
+
+
+def _as_gin(name: str, value: Any) -> str:
+    if callable(value):
+        if selectors := gin_internals.registered_as(getattr(value, "__name__", "")):
+            return f"@{selectors[0].rpartition('.')[2]}"
+        raise BadInput(f"{name} = {value!r} is not known to gin: decorate it with mrfquant.configurable", name)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str) and value.startswith(("@", "%")):  # a part or a macro, as in a gin file
+        return value
+    try:
+        ast.literal_eval(repr(value))
+    except (ValueError, SyntaxError):
+        raise BadInput(
+            f"{name} = {repr(value)[:60]} cannot be written to a gin file: give plain values, parts, or '@Name()'", name
+        ) from None
+    return repr(value)
+
+
+def named_part(name: str, kind: type) -> Any:
+    """The part of a kind that gin knows by a name."""
+    try:
+        found = gin.get_configurable(name)
+    except ValueError:
+        found = None
+    if not inspect.isclass(found) or not issubclass(found, kind):
+        known = [n for n in _known_names() if n]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "import the module that has it with --import"
+        raise BadInput(f"there is no {kind.__name__} {name!r}: {hint}")
+    return found
 
 
 def nested_settings() -> dict[str, dict[str, Any]]:

@@ -1,29 +1,44 @@
-"""Image data sets as tensors, and the batches cut from them."""
+"""Data sets, and the batches cut from them: images, texts, tensors of any kind, and torch's DataLoaders."""
 
-from mrfquant.data.batches import Batches, evaluation_batches, normalise
 from mrfquant.data.cifar import cifar10, cifar100
-from mrfquant.data.dataset import Dataset, DatasetInfo, Split
+from mrfquant.data.dataset import Dataset, SplitName
 from mrfquant.data.digits import digits
+from mrfquant.data.image_batches import normalise
+from mrfquant.data.images import DatasetInfo, Images, Split
+from mrfquant.data.loaders import Loaders
 from mrfquant.data.mnist import mnist
-from mrfquant.data.registry import DATASETS, dataset
+from mrfquant.data.pairs import Pairs
+from mrfquant.data.registry import DATASETS, STAND_IN, STAND_INS, dataset
 from mrfquant.data.root import data_root
 from mrfquant.data.stand_in import stand_in
+from mrfquant.data.texts import alice, byte_file, shakespeare, text_file
 from mrfquant.data.tinyimagenet import tinyimagenet
+from mrfquant.data.tokens import Tokens, characters
 
 __all__ = [
     "DATASETS",
-    "Batches",
+    "STAND_IN",
+    "STAND_INS",
     "Dataset",
     "DatasetInfo",
+    "Images",
+    "Loaders",
+    "Pairs",
     "Split",
+    "SplitName",
+    "Tokens",
+    "alice",
+    "byte_file",
+    "characters",
     "cifar10",
     "cifar100",
     "data_root",
     "dataset",
     "digits",
-    "evaluation_batches",
     "mnist",
     "normalise",
+    "shakespeare",
     "stand_in",
+    "text_file",
     "tinyimagenet",
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mrfquant.data.dataset import Dataset, DatasetInfo, Split
+from mrfquant.data.images import DatasetInfo, Images, Split
 from mrfquant.data.registry import dataset
 from mrfquant.data.root import REPAIR, Download, fetch, read_checked
 from mrfquant.errors import BadInput
@@ -58,14 +58,14 @@ URL = "https://www.cs.toronto.edu/~kriz/"
 
 
 @dataset
-def cifar10(root: Path) -> Dataset:
+def cifar10(root: Path) -> Images:
     """Photographs, 32x32, 10 classes; the first 45,000 train, the last 5,000 of the training files validate."""
     fetch(root, [Download(URL + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", tuple(FILES10))])
     return _dataset(CIFAR10, root, FILES10, label_ranges=[10])
 
 
 @dataset
-def cifar100(root: Path) -> Dataset:
+def cifar100(root: Path) -> Images:
     """Photographs, 32x32, 100 fine classes; the first 45,000 train, the last 5,000 of the training file validate."""
     fetch(root, [Download(URL + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", tuple(FILES100))])
     return _dataset(CIFAR100, root, FILES100, label_ranges=[20, 100])
@@ -73,7 +73,7 @@ def cifar100(root: Path) -> Dataset:
 
 def _dataset(
     info: DatasetInfo, root: Path, files: Mapping[str, tuple[int, str | None]], label_ranges: list[int]
-) -> Dataset:
+) -> Images:
     splits = [_read(root / name, records, md5, label_ranges) for name, (records, md5) in files.items()]
     images = torch.cat([split.images for split in splits[:-1]])
     labels = torch.cat([split.labels for split in splits[:-1]])

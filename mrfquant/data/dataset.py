@@ -1,126 +1,79 @@
-"""A labelled image data set held as tensors: its three splits, and what is known of it before any file is read."""
+"""What a data set is to everything else: three splits, batches to train on, and an ordered pass to evaluate."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
 
-from mrfquant.errors import BadInput
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Images with their labels.
-
-    Attributes:
-        images: uint8, (n, c, h, w).
-        labels: int64, (n,).
-    """
-
-    images: Tensor
-    labels: Tensor
-
-    def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
-            raise BadInput(f"images are {_describe(self.images)}, expected uint8 of shape (n, c, h, w)")
-        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
-            raise BadInput(f"labels are {_describe(self.labels)}, expected int64 of shape ({len(self.images)},)")
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def to(self, device: torch.device | str) -> Split:
-        return Split(self.images.to(device), self.labels.to(device))
+SplitName = Literal["train", "val", "test"]
+CPU = torch.device("cpu")
+Batch = tuple[Any, Any]  # inputs and targets; the inputs may also be a tuple or a dict of a network's arguments
 
 
-@dataclass(frozen=True)
-class DatasetInfo:
-    """The facts about a data set that its loader and its stand-in share.
+class Stream(Protocol):
+    """An endless stream of batches that can be saved and continued."""
 
-    Attributes:
-        shape: (c, h, w) of an image.
-        classes: the name of each label.
-        mean, std: per channel, of training images scaled to [0, 1].
-        augment: whether training crops and flips the images at random.
-    """
+    def __next__(self) -> Batch: ...
 
-    name: str
-    shape: tuple[int, int, int]
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: bool
+    def state_dict(self) -> dict[str, Any]: ...
 
-    def dataset(self, train: Split, val: Split, test: Split, stand_in: bool = False) -> Dataset:
-        """The data set of these facts with the given splits."""
-        return Dataset(self.name, train, val, test, self.mean, self.std, self.classes, self.augment, stand_in)
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """Training, validation and test images of one shape.
+class Dataset(ABC):
+    """A training, a validation and a test split.
+
+    `Images`, `Tokens` and `Pairs` hold theirs as tensors, `Loaders` takes torch's DataLoaders.
 
     Attributes:
         name: as in results.
-        train: images to train on.
-        val: images to choose the best model by.
-        test: images to test it on.
-        mean: per channel, of training images scaled to [0, 1].
-        std: likewise.
-        classes: the name of each label.
-        augment: whether training crops and flips the images at random.
+        device: where the batches are wanted.
+        unit: what one example is called: images, windows.
         stand_in: marks synthetic data that only has the form of the named data set.
+        arguments: what its function was called with beside the data root, defaults left out; see `dataset`.
     """
 
     name: str
-    train: Split
-    val: Split
-    test: Split
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    classes: tuple[str, ...]
-    augment: bool
+    device: torch.device
+    unit: str = "examples"
     stand_in: bool = False
-
-    def __post_init__(self) -> None:
-        channels = self.shape[0]
-        if not len(self.mean) == len(self.std) == channels or min(self.std) <= 0:
-            raise BadInput(
-                f"data set {self.name}: mean {self.mean} and std {self.std},"
-                f" expected one number for each of the {channels} channels and std above 0"
-            )
-        for name, split in (("train", self.train), ("val", self.val), ("test", self.test)):
-            if len(split) == 0:
-                raise BadInput(f"data set {self.name}: the {name} split is empty")
-            if split.images.shape[1:] != self.shape:
-                raise BadInput(
-                    f"data set {self.name}: {name} images have shape {tuple(split.images.shape[1:])},"
-                    f" expected {self.shape} as in the train split"
-                )
-            low, high = int(split.labels.min()), int(split.labels.max())
-            if low < 0 or high >= self.num_classes:
-                raise BadInput(
-                    f"data set {self.name}: {name} labels run from {low} to {high},"
-                    f" expected 0 to {self.num_classes - 1} for {self.num_classes} classes"
-                )
+    arguments: dict[str, Any]
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(c, h, w) of an image."""
-        c, h, w = self.train.images.shape[1:]
-        return c, h, w
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Of one input; a network is built from it and `outputs`."""
 
     @property
-    def num_classes(self) -> int:
-        return len(self.classes)
+    @abstractmethod
+    def outputs(self) -> int:
+        """How many numbers a network gives for an input, or for each part of it: classes, tokens, targets."""
 
+    @abstractmethod
+    def size(self, split: SplitName) -> int:
+        """How many examples a split has."""
+
+    @abstractmethod
+    def stream(self, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> Stream:
+        """Batches of the training split without end, in an order that the seed decides.
+
+        Args:
+            batch_size: of the whole batch, over all processes.
+            rank: of this process, which gets its part of every batch.
+            world_size: how many processes there are.
+        """
+
+    @abstractmethod
+    def ordered(self, split: SplitName, batch_size: int = 1000, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
+        """A split once, without augmentation; of several processes each gets a share of it."""
+
+    @abstractmethod
     def to(self, device: torch.device | str) -> Dataset:
-        val = self.val.to(device)
-        test = val if self.test is self.val else self.test.to(device)  # shared images stay shared
-        return replace(self, train=self.train.to(device), val=val, test=test)
+        """The data set with its batches on a device."""
 
-
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+    def description(self) -> dict[str, list[Any]]:
+        """What a packed file tells of its inputs: `mean` and `std` of images, `classes` in the order of the outputs."""
+        return {"mean": [], "std": [], "classes": []}

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mrfquant.data.dataset import Dataset, DatasetInfo, Split
+from mrfquant.data.images import DatasetInfo, Images, Split
 from mrfquant.data.registry import dataset
 
 DIGITS = DatasetInfo(
@@ -29,7 +29,7 @@ FILE = Path(__file__).with_name("digits.npz")
 
 
 @dataset
-def digits(root: Path | None = None) -> Dataset:
+def digits(root: Path | None = None) -> Images:
     """The 8x8 digits enlarged to MNIST's 28x28; 1,197 train, 300 validation, 300 test, the same at every call.
 
     `root` is not used: the images are part of the package.

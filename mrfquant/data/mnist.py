@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mrfquant.data.dataset import Dataset, DatasetInfo, Split
+from mrfquant.data.images import DatasetInfo, Images, Split
 from mrfquant.data.registry import dataset
 from mrfquant.data.root import Download, fetch, read_checked
 
@@ -32,7 +32,7 @@ FILES = {  # name: size and md5 of the file, md5 of the compressed file that the
 
 
 @dataset
-def mnist(root: Path) -> Dataset:
+def mnist(root: Path) -> Images:
     """Handwritten digits, 28x28; the first 50,000 train, the last 10,000 of the training file validate, 10,000 test."""
     fetch(root, [_download(name) for name in FILES if _present(root, name) is None])
     images, labels, test_images, test_labels = (_read(root, name) for name in FILES)

@@ -30,18 +30,20 @@ def data_root(given: str | Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Download:
-    """An archive on the net.
+    """An archive or a file on the net.
 
     Attributes:
-        md5: of the archive.
+        md5: of it.
         provides: the files (or a whole folder) that it holds, relative to the root.
         unpack_in: the folder, relative to the root, that the archive's own paths start from.
+        archive: False for a plain file, the only one that it provides.
     """
 
     url: str
     md5: str
     provides: tuple[str, ...]
     unpack_in: str = "."
+    archive: bool = True
 
 
 def fetch(root: Path, downloads: Sequence[Download]) -> None:
@@ -62,7 +64,10 @@ def fetch(root: Path, downloads: Sequence[Download]) -> None:
                 unpacked = Path(temporary, "unpacked")
                 folder = unpacked / download.unpack_in
                 folder.mkdir(parents=True)
-                utils.download_and_extract_archive(download.url, temporary, folder, md5=download.md5)
+                if download.archive:
+                    utils.download_and_extract_archive(download.url, temporary, folder, md5=download.md5)
+                else:
+                    utils.download_url(download.url, folder, Path(paths[0]).name, md5=download.md5)
                 for path in paths:
                     _move(unpacked / path, root / path)
     except (OSError, RuntimeError, HTTPException) as error:  # URLError is an OSError; a wrong md5 a RuntimeError

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mrfquant.data.cifar import CIFAR10, CIFAR100
-from mrfquant.data.dataset import Dataset, Split
 from mrfquant.data.digits import DIGITS
+from mrfquant.data.images import Images, Split
 from mrfquant.data.mnist import MNIST
+from mrfquant.data.registry import STAND_INS
+from mrfquant.data.texts import shakespeare_stand_in
 from mrfquant.data.tinyimagenet import TINYIMAGENET
 from mrfquant.errors import BadInput
 
@@ -17,7 +21,7 @@ INFOS = {info.name: info for info in (DIGITS, MNIST, CIFAR10, CIFAR100, TINYIMAG
 SIZES = (512, 256, 256)  # train, validation, test
 
 
-def stand_in(name: str) -> Dataset:
+def stand_in(name: str) -> Images:
     """A small learnable data set with the shape, classes, normalisation and augmentation of the data set `name`.
 
     An image is the pattern of its class plus noise, the same at every call. A pattern is smooth and symmetric, so
@@ -39,6 +43,9 @@ def stand_in(name: str) -> Dataset:
 
     train, val, test = (split(size) for size in SIZES)
     return info.dataset(train, val, test, stand_in=True)
+
+
+STAND_INS |= {name: functools.partial(stand_in, name) for name in INFOS} | {"shakespeare": shakespeare_stand_in}
 
 
 def _to_bytes(images: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from mrfquant.data.dataset import Dataset, DatasetInfo, Split
+from mrfquant.data.images import DatasetInfo, Images, Split
 from mrfquant.data.registry import dataset
 from mrfquant.data.root import Download, fetch
 from mrfquant.errors import BadInput
@@ -39,7 +39,7 @@ REPAIR = f"put the right file there, or delete the folder {FOLDER} so that it is
 
 
 @dataset
-def tinyimagenet(root: Path) -> Dataset:
+def tinyimagenet(root: Path) -> Images:
     """Photographs, 64x64, 200 classes; 100,000 train. The 10,000 validation images are the test images as well, since
     the labels of the official test images are not public."""
     cache = root / f"{FOLDER}.npz"

@@ -78,7 +78,9 @@ class GPT(nn.Module):
         return functional.linear(self.norm(x), self.token.weight)
 
     @torch.inference_mode()
-    def generate(self, tokens: Tensor, count: int, temperature: float = 1.0, generator: torch.Generator | None = None):
+    def generate(
+        self, tokens: Tensor, count: int, temperature: float = 1.0, generator: torch.Generator | None = None
+    ) -> Tensor:
         """Continue token numbers (t,) by `count` more, drawn one after the other: (t + count,).
 
         At the context's end, its later half is read again as the beginning of a new window.

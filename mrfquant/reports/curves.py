@@ -29,13 +29,26 @@ class Panel:
 
 
 PANELS = (
-    Panel("val_top1", "validation top-1, %", "error", thin="relaxed_val_top1"),
     Panel("loss", "training loss", "log"),
     Panel("beta", "beta", "log"),
     Panel("entropy", "entropy, bits per weight", "linear"),
     Panel("flips", "flips, share of the labels", "log"),
 )
-NAMES = {"val_top1": "validation"}  # of the files, where not the metric's
+
+
+def panels_of(groups: Sequence[Group]) -> list[Panel]:
+    """The diagrams of some groups: validation by each metric that they are judged by, then what all runs record."""
+    metrics = {group.metric.name: group.metric for group in groups}
+    validation = [
+        Panel(
+            f"val_{m.name}",
+            f"validation {m.title}" + (f", {m.unit}" if m.unit else ""),
+            "error" if m.unit == "%" and m.higher else "linear",
+            thin=f"relaxed_val_{m.name}",
+        )
+        for m in metrics.values()
+    ]
+    return [*validation, *PANELS]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from mrfquant.reports.curves import NAMES, PANELS, Curve, Panel, panel_curves
+from mrfquant.reports.curves import Curve, Panel, panel_curves, panels_of
 from mrfquant.reports.groups import Group
 from mrfquant.reports.palette import LIGHT, dashes, style
 from mrfquant.storage.files import atomic
@@ -43,10 +43,11 @@ SMALLEST_ERROR = 0.01  # percent: one image in 10,000
 def write_figures(groups: Sequence[Group], folder: Path) -> list[Path]:
     """Write a PNG per metric that was recorded; gives their paths."""
     written = []
-    for panel in PANELS:
+    panels = panels_of(groups)
+    for panel in panels:
         curves = panel_curves(panel, groups)
         if curves:
-            path = folder / f"{NAMES.get(panel.metric, panel.metric)}.png"
+            path = folder / f"{'validation' if panel is panels[0] else panel.metric}.png"
             with rc_context(STYLE), atomic(path) as file:
                 figure = draw(panel, curves, [group.label for group in groups])
                 figure.savefig(file, format="png", dpi=200, bbox_inches="tight")

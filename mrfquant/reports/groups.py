@@ -6,17 +6,19 @@ import difflib
 import json
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mrfquant.errors import BadInput
+from mrfquant.metric import Metric
 from mrfquant.reports.runs import Run, Warn
 from mrfquant.storage.run_folder import is_number
 from mrfquant.text import printable
 
 DEFAULT_BY = ("method", "model", "dataset", "bits")
 SEED = "Experiment.seed"
+WORDS = 2  # settings in the label of a group
 NONE = "-"  # stands for what a run does not have
 
 
@@ -56,9 +58,15 @@ class Group:
         values = self.values(field)
         return statistics.stdev(values) if len(values) > 1 else None
 
-    def best(self, field: str) -> float | None:
-        """The largest value of a field."""
-        return max(self.values(field), default=None)
+    @property
+    def metric(self) -> Metric:
+        """What its runs are judged by."""
+        return Metric.of(self.runs[0].fields)
+
+    def best(self) -> float | None:
+        """The best test figure of a run."""
+        values = self.values(f"test_{self.metric.name}")
+        return (max if self.metric.higher else min)(values, default=None)
 
     def entropy(self) -> float | None:
         """Mean over the finished runs of the last recorded entropy, in bits per weight."""
@@ -82,22 +90,60 @@ def _kib(fields: dict[str, Any]) -> float | None:
     return (labelled * bits + (parameters - labelled) * 32) / 8 / 1024
 
 
-def group_runs(runs: Sequence[Run], by: Sequence[str] = DEFAULT_BY) -> list[Group]:
-    """The groups of `runs` by summary fields or gin settings, best mean test top-1 first."""
-    for name in by:
+def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> list[Group]:
+    """The groups of `runs`, best mean test figure first.
+
+    Args:
+        by: summary fields or gin settings; the whole configuration but the seed by default.
+    """
+    names = DEFAULT_BY if by is None else tuple(by)
+    for name in names if by is not None else ():
         _check_known(name, runs)
-    keyed: dict[tuple[tuple[str, ...], bool], list[Run]] = {}
+    # Figures of stand-in data mean nothing, and those of different metrics not the same: they are never averaged.
+    keyed: dict[tuple[tuple[str, ...], bool, str, tuple[str, ...]], list[Run]] = {}
     for run in runs:
-        # Figures from stand-in data mean nothing: they are never averaged with others.
-        key = tuple(value_of(run, name) for name in by), bool(run.fields.get("stand_in"))
+        key = tuple(value_of(run, n) for n in names), bool(run.fields.get("stand_in")), Metric.of(run.fields).name, ()
         keyed.setdefault(key, []).append(run)
-    varies = [len(set(column)) > 1 for column in zip(*(key for key, _ in keyed), strict=True)]
+    if by is None:
+        keyed = {(*key[:3], extra): some for key, all_ in keyed.items() for extra, some in _by_settings(all_).items()}
+    varies = [len(set(column)) > 1 for column in zip(*(key[0] for key in keyed), strict=True)]
     varies[0] = varies[0] or not any(varies)
     groups = []
-    for (values, stand_in), members in keyed.items():
-        words = [_word(name, value, runs) for name, value, differs in zip(by, values, varies, strict=True) if differs]
-        groups.append(Group(values, " ".join(words) + (" (stand-in data)" if stand_in else ""), members))
-    return sorted(groups, key=lambda g: (-(g.mean("test_top1") or 0), g.key))
+    for (values, stand_in, _, extra), members in keyed.items():
+        words = [_word(n, value, runs) for n, value, differs in zip(names, values, varies, strict=True) if differs]
+        label = " ".join([*words, *extra]) + (" (stand-in data)" if stand_in else "")
+        groups.append(Group(values, label, members))
+    return sorted(groups, key=lambda g: (_place(g), g.key))
+
+
+def _place(group: Group) -> tuple[str, float]:
+    """Where a group stands in the order: metrics apart, the best first, those without a figure last."""
+    mean = group.mean(f"test_{group.metric.name}")
+    if mean is None:
+        return group.metric.name, float("inf")
+    return group.metric.name, -mean if group.metric.higher else mean
+
+
+def _by_settings(runs: Sequence[Run]) -> Mapping[tuple[str, ...], list[Run]]:
+    """The runs of equal settings, keyed by words for what tells them apart.
+
+    Settings count that all of the runs have: one that only some have belongs to a part, whose name is a setting, too,
+    or to another version of the package.
+    """
+    known = [run.settings for run in runs if run.settings]
+    shared = [n for n in differing_settings(runs) if all(n in settings for settings in known)]
+    apart: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        apart.setdefault(tuple(run.settings.get(name, NONE) for name in shared), []).append(run)
+    if len(apart) <= 1:
+        return {(): list(runs)}
+    shown = shared[:WORDS]
+    words = {
+        values: tuple(_word(n, printable(v), runs) for n, v in zip(shown, values, strict=False)) for values in apart
+    }
+    if len(set(words.values())) < len(apart):  # the first few do not tell all of them apart
+        words = {values: (f"settings {number}",) for number, values in enumerate(apart, 1)}
+    return {words[values]: some for values, some in apart.items()}
 
 
 def _word(name: str, value: str, runs: Sequence[Run]) -> str:
@@ -171,11 +217,11 @@ def split_settings(groups: Sequence[Group]) -> tuple[list[str], list[Extra]]:
     return valued, [Extra(part, settings, users) for (part, users), settings in extras.items()]
 
 
-def check_groups(groups: Sequence[Group], by: Sequence[str], warn: Warn) -> None:
+def check_groups(groups: Sequence[Group], by: Sequence[str] | None, warn: Warn) -> None:
     """Warn of means that are not what they seem: settings or seeds mixed, stand-in data."""
     for group in groups:
         name = group.label
-        if mixed := differing_settings(group.runs):
+        if by is not None and (mixed := differing_settings(group.runs)):
             shown = ", ".join(mixed[:4]) + (f" and {len(mixed) - 4} more" if len(mixed) > 4 else "")
             hint = ",".join([*by, mixed[0]])
             warn(f"{name} mixes runs of different settings ({shown}); to keep them apart: --by {hint}")

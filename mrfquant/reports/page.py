@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from mrfquant.reports.curves import PANELS, Curve, panel_curves
+from mrfquant.reports.curves import Curve, panel_curves, panels_of
 from mrfquant.reports.groups import NONE, Group, split_settings
 from mrfquant.reports.palette import DARK, LIGHT, style, twins
-from mrfquant.reports.tables import TOP1, extra_rows, result_rows, setting_rows
+from mrfquant.reports.tables import extra_rows, result_rows, setting_rows, test_head
 
 HERE = Path(__file__).parent
 NUMBER = ' class="number"'
 
 
-def page(groups: Sequence[Group], by: Sequence[str], notes: Sequence[str] = ()) -> str:
+def page(groups: Sequence[Group], by: Sequence[str] | None, notes: Sequence[str] = ()) -> str:
     """The text of the page, with `notes` below the results.
 
     Whatever comes from a run is escaped; besides, a content security policy allows no script but ours, by its hash,
@@ -33,7 +33,9 @@ def page(groups: Sequence[Group], by: Sequence[str], notes: Sequence[str] = ()) 
     count, data = sum(len(group.runs) for group in groups), page_data(groups)
     return Template((HERE / "page.html").read_text(encoding="utf-8")).substitute(
         title=f"{count} run{'' if count == 1 else 's'} compared",
-        subtitle=escape(f"{_counted(groups)} by {', '.join(by)}; {datetime.now():%d %B %Y, %H:%M}"),
+        subtitle=escape(
+            f"{_counted(groups)} by {', '.join(by or ['configuration'])}; {datetime.now():%d %B %Y, %H:%M}"
+        ),
         css=(HERE / "page.css").read_text(encoding="utf-8") + _colours(),
         results=_results(groups, by),
         notes=_notes(groups, notes),
@@ -56,7 +58,7 @@ def embedded(value: Any) -> str:
 def page_data(groups: Sequence[Group]) -> dict[str, Any]:
     """What page.js draws: the groups, and the panels with their curves."""
     panels = []
-    for panel in PANELS:
+    for panel in panels_of(groups):
         curves = panel_curves(panel, groups)
         if not curves:
             continue
@@ -102,12 +104,12 @@ def _legend(groups: Sequence[Group]) -> str:
     return "\n".join([*buttons, '<button type="button" class="all">hide all</button>'])
 
 
-def _results(groups: Sequence[Group], by: Sequence[str]) -> str:
+def _results(groups: Sequence[Group], by: Sequence[str] | None) -> str:
     heads, *rows = result_rows(groups, by)
-    text = len(by) + 1  # the columns before the statistics
-    top1 = heads.index(TOP1)
+    test = heads.index(test_head(groups))
+    text = test - 1  # the columns before the statistics, which begin with the seeds
     head = "".join(
-        f"<th{' colspan=2' if i == top1 else NUMBER if i >= text else ''}>{escape(cell)}</th>"
+        f"<th{' colspan=2' if i == test else NUMBER if i >= text else ''}>{escape(cell)}</th>"
         for i, cell in enumerate(heads)
     )
     body = []
@@ -116,7 +118,7 @@ def _results(groups: Sequence[Group], by: Sequence[str]) -> str:
         for column, cell in enumerate(row[text:], text):
             mean, _, spread = cell.partition(" +- ")
             cells.append(f"<td{NUMBER}>{_cell(mean)}</td>")
-            if column == top1:  # the spread in a cell of its own, so that the means stand in line
+            if column == test:  # the spread in a cell of its own, so that the means stand in line
                 cells.append(f'<td class="spread">{"± " * bool(spread)}{spread}</td>')
         body.append(f"<tr>{''.join(cells)}</tr>")
     return _table("results", head, body, "Results")
@@ -168,9 +170,9 @@ def _runs(groups: Sequence[Group]) -> str:
     body = []
     for number, group in enumerate(groups, 1):
         for run in group.runs:
-            top1 = f"{run.fields['test_top1']:.2f}" if run.finished else NONE
+            figure = group.metric.number(run.fields[f"test_{group.metric.name}"]) if run.finished else NONE
             seed = escape(str(run.fields.get("seed", NONE)))
-            cells = f"<td>#{number}</td><td>{seed}</td><td{NUMBER}>{_cell(top1)}</td><td>{escape(run.state)}</td>"
+            cells = f"<td>#{number}</td><td>{seed}</td><td{NUMBER}>{_cell(figure)}</td><td>{escape(run.state)}</td>"
             body.append(f"<tr>{cells}<td>{escape(run.name)}</td></tr>")
-    head = f"<th>group</th><th>seed</th><th{NUMBER}>test top-1 %</th><th>state</th><th>folder</th>"
+    head = f"<th>group</th><th>seed</th><th{NUMBER}>{escape(test_head(groups))}</th><th>state</th><th>folder</th>"
     return _table("runs", head, body, "Runs")

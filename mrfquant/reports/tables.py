@@ -6,11 +6,20 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 
-from mrfquant.reports.groups import NONE, Extra, Group, as_text, differing_settings, setting_values, split_settings
+from mrfquant.reports.groups import (
+    DEFAULT_BY,
+    NONE,
+    Extra,
+    Group,
+    as_text,
+    differing_settings,
+    setting_values,
+    split_settings,
+)
 from mrfquant.reports.runs import Run
 from mrfquant.text import aligned
 
-TOP1 = "test top-1 %"
+TEST = "test"
 INDENT = "  "
 
 
@@ -18,16 +27,20 @@ def _number(format: str, value: float | None) -> str:
     return NONE if value is None else format.format(value)
 
 
-def _top1(group: Group) -> str:
-    mean, spread = group.mean("test_top1"), group.spread("test_top1")
-    return _number("{:.2f}", mean) + ("" if spread is None else f" +- {spread:.2f}")
+def _test(group: Group) -> str:
+    mean, spread = (find(f"test_{group.metric.name}") for find in (group.mean, group.spread))
+    return _figure(group, mean) + ("" if spread is None else f" +- {group.metric.number(spread)}")
+
+
+def _figure(group: Group, value: float | None) -> str:
+    return NONE if value is None else group.metric.number(value)
 
 
 COLUMNS: dict[str, Callable[[Group], str]] = {
     "seeds": lambda g: str(g.seeds),
-    TOP1: _top1,
-    "best": lambda g: _number("{:.2f}", g.best("test_top1")),
-    "validation": lambda g: _number("{:.2f}", g.mean("best_val_top1")),
+    TEST: _test,
+    "best": lambda g: _figure(g, g.best()),
+    "validation": lambda g: _figure(g, g.mean(f"best_val_{g.metric.name}")),
     "steps/s": lambda g: _number("{:,.4g}", g.mean("steps_per_second")),
     "entropy": lambda g: _number("{:.3f}", g.entropy()),
     "KiB": lambda g: _number("{:,.1f}", g.kib()),
@@ -35,13 +48,24 @@ COLUMNS: dict[str, Callable[[Group], str]] = {
 }
 
 
-def result_rows(groups: Sequence[Group], by: Sequence[str]) -> list[list[str]]:
+def test_head(groups: Sequence[Group]) -> str:
+    """The head of the column of test figures: 'test top-1 %', or 'test' where the groups have different metrics."""
+    heads = {group.metric.head for group in groups}
+    return f"{TEST} {heads.pop()}" if len(heads) == 1 else TEST
+
+
+def result_rows(groups: Sequence[Group], by: Sequence[str] | None) -> list[list[str]]:
     """Heads, then a row per group, in their order: number, what it is grouped by, statistics."""
+    by = DEFAULT_BY if by is None else by
+    metrics = len({group.metric.name for group in groups}) > 1
     short = [name.rpartition(".")[2] for name in by]
     heads = [s if short.count(s) == 1 else name for s, name in zip(short, by, strict=True)]
     return [
-        ["#", *heads, *COLUMNS],
-        *([str(i), *g.key, *(cell(g) for cell in COLUMNS.values())] for i, g in enumerate(groups, 1)),
+        ["#", *heads, *(["metric"] if metrics else []), *(test_head(groups) if c == TEST else c for c in COLUMNS)],
+        *(
+            [str(i), *g.key, *([g.metric.head] if metrics else []), *(cell(g) for cell in COLUMNS.values())]
+            for i, g in enumerate(groups, 1)
+        ),
     ]
 
 
@@ -73,10 +97,11 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"#{run[0]}" if len(run) == 1 else f"#{run[0]}-{run[-1]}" for run in runs)
 
 
-def text_report(groups: Sequence[Group], by: Sequence[str], width: int) -> str:
+def text_report(groups: Sequence[Group], by: Sequence[str] | None, width: int) -> str:
     """The whole comparison for a terminal of `width` characters."""
     rows = result_rows(groups, by)
-    numbers = {0, *range(len(by) + 1, len(rows[0]))} - {rows[0].index(TOP1)}
+    test = rows[0].index(test_head(groups))
+    numbers = {0, *range(test - 1, len(rows[0]))} - {test}  # from the seeds on
     parts = [aligned(rows, right=numbers)]
     if unfinished := [run for group in groups for run in group.runs if not run.finished]:
         lines = aligned([[INDENT + run.name, run.state] for run in unfinished])

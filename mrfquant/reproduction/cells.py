@@ -14,6 +14,7 @@ from typing import Any
 
 from mrfquant.compute import background
 from mrfquant.errors import BadInput, RunFailed
+from mrfquant.metric import Metric
 from mrfquant.reproduction.tables import Cell
 from mrfquant.storage.run_folder import RunFolder
 from mrfquant.training import Interrupted
@@ -115,7 +116,7 @@ class Campaign:
 
     def _accuracy(self, cell: Cell, seed: int) -> float | None:
         summary = RunFolder(self.folder(cell, seed)).summary()
-        return None if summary is None else summary["test_top1"]
+        return None if summary is None else summary[f"test_{Metric.of(summary).name}"]
 
 
 def run_cell(arguments: Mapping[str, Any]) -> int:

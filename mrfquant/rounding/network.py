@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mrfquant.config.settings import Check, Fraction, configurable
-from mrfquant.data import Dataset, Split, evaluation_batches
+from mrfquant.data import Dataset
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling import LevelSet
 from mrfquant.pairwise.curvature import Layer, curved_layers, damped, pixels_drawn, second_moments, weight_matrices
@@ -76,10 +76,14 @@ class Rounding:
         self.images, self.batch_size, self.damping, self.recalibrate = images, batch_size, damping, recalibrate
 
     def batches(self, dataset: Dataset) -> Iterator[Tensor]:
-        """The calibration images, normalised and without augmentation."""
-        split = Split(dataset.train.images[: self.images], dataset.train.labels[: self.images])
-        batches = evaluation_batches(split, self.batch_size, dataset.mean, dataset.std)
-        return (images for images, _ in batches if len(images) > 1)  # batch norm needs more than one
+        """The first inputs of the training split, without augmentation."""
+        left = self.images
+        for inputs, _ in dataset.ordered("train", self.batch_size):
+            if min(left, len(inputs)) > 1:  # batch norm needs more than one
+                yield inputs[:left]
+            left -= len(inputs)
+            if left <= 0:
+                return
 
     @torch.no_grad()
     def run(

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mrfquant import __version__
+from mrfquant.config.moved import MOVED
 from mrfquant.errors import BadInput
+from mrfquant.metric import Metric
 from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.storage.files import write_json, write_text
 
 if TYPE_CHECKING:
     import torch  # reading the folder of a run takes no torch
 
-FIGURES = ("test_top1", "best_val_top1", "seconds", "steps_per_second")  # what a summary has to hold
 PACKAGES = ("torch", "torchvision", "numpy", "gin-config", "wandb")
 
 
@@ -88,8 +89,11 @@ class RunFolder:
         """The results of a finished run, or None."""
         path = self.path / "summary.json"
         summary = _read_object(path)
-        if summary is not None and not all(is_number(summary.get(name)) for name in FIGURES):
-            raise _damaged(path)
+        if summary is not None:
+            metric = Metric.of(summary).name
+            needed = (f"test_{metric}", f"best_val_{metric}", "seconds", "steps_per_second")
+            if not all(is_number(summary.get(name)) for name in needed):
+                raise _damaged(path)
         return summary
 
     def records(self, warn: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
@@ -165,6 +169,7 @@ def read_settings(gin: str) -> dict[str, str]:
             settings[name] = f"{settings[name]} {line.strip()}".strip()
         elif binding := BINDING.fullmatch(line):
             name = binding[1] if "." in binding[1] else f"%{binding[1]}"
+            name = MOVED.get(name, name)
             settings[name] = binding[2].removesuffix("\\").strip()
         else:
             name = None

@@ -1,7 +1,7 @@
 """Contract tests that the author of a part inherits; needs pytest, which nothing else here does.
 
 InferenceContract is that of solvers of networks, EnergyContract of energies, ProjectionContract of projections onto
-the simplex, SolverContract of solvers of explicit fields.
+the simplex, ObjectiveContract of losses and their figures, SolverContract of solvers of explicit fields.
 
 from mrfquant.testing import InferenceContract
 
@@ -12,7 +12,15 @@ class TestMySolver(InferenceContract):
 from mrfquant.testing.contract import Contract
 from mrfquant.testing.energy import EnergyContract
 from mrfquant.testing.inference import InferenceContract
+from mrfquant.testing.objective import ObjectiveContract
 from mrfquant.testing.projection import ProjectionContract
 from mrfquant.testing.solver import SolverContract
 
-__all__ = ["Contract", "EnergyContract", "InferenceContract", "ProjectionContract", "SolverContract"]
+__all__ = [
+    "Contract",
+    "EnergyContract",
+    "InferenceContract",
+    "ObjectiveContract",
+    "ProjectionContract",
+    "SolverContract",
+]

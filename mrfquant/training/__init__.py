@@ -3,7 +3,21 @@
 from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.training.collectors import Collector, Console, JsonLines
 from mrfquant.training.evaluation import evaluate
-from mrfquant.training.trainer import Interrupted, Trainer
+from mrfquant.training.hooks import Samples
+from mrfquant.training.tensorboard_collector import TensorBoard
+from mrfquant.training.trainer import Hook, Interrupted, Trainer
 from mrfquant.training.wandb_collector import WandB
 
-__all__ = ["Checkpoints", "Collector", "Console", "Interrupted", "JsonLines", "Trainer", "WandB", "evaluate"]
+__all__ = [
+    "Checkpoints",
+    "Collector",
+    "Console",
+    "Hook",
+    "Interrupted",
+    "JsonLines",
+    "Samples",
+    "TensorBoard",
+    "Trainer",
+    "WandB",
+    "evaluate",
+]

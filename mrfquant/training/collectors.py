@@ -12,15 +12,25 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from mrfquant.metric import TOP1, Metric
 from mrfquant.storage.files import write_text
-from mrfquant.storage.run_folder import read_records
+from mrfquant.storage.run_folder import RunFolder, read_records
 from mrfquant.text import duration, silence
 
 Values = Mapping[str, float]
 
 
 class Collector:
-    """The interface: override what you need."""
+    """The interface: override what you need, and name it in gin as `Experiment.collectors = [@MyCollector()]`.
+
+    Attributes:
+        metric: the one that chooses the best network; the trainer sets it before `start`.
+    """
+
+    metric: Metric = TOP1
+
+    def open(self, folder: RunFolder) -> None:
+        """The run's folder, before the loop starts: what is run is in its `identity()`, files may go to its `path`."""
 
     def start(self, iteration: int, iterations: int) -> None:
         """The loop starts at `iteration` (not 0 when the run was resumed) and will end at `iterations`."""
@@ -29,7 +39,10 @@ class Collector:
         """An iteration is done. Called in the training loop: keep it cheap, touch no tensor."""
 
     def record(self, iteration: int, values: Values) -> None:
-        """Figures as of `iteration`: loss, learning_rate, steps_per_second, val_top1, ..."""
+        """Figures as of `iteration`: loss, learning_rate, steps_per_second; at evaluations val_<metric>, too."""
+
+    def say(self, text: str) -> None:
+        """A line for people, from the loop or from a hook."""
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         """The run has ended, with its summary, or with None when it was interrupted or failed."""
@@ -104,10 +117,9 @@ class Console(Collector):
     def record(self, iteration: int, values: Values) -> None:
         self._shown.update(values)
         if self._bar is not None:
-            self._bar.set_postfix_str(
-                _figures(self._shown, ("loss", "val_top1", "learning_rate", "beta")), refresh=False
-            )
-        if "val_top1" in values:
+            shown = {n: v for n, v in self._shown.items() if n not in ("entropy", "steps_per_second")}
+            self._bar.set_postfix_str(self._figures(shown), refresh=False)
+        if f"val_{self.metric.name}" in values:
             self.say(self._line(iteration, values))
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
@@ -121,23 +133,22 @@ class Console(Collector):
 
     def _line(self, iteration: int, values: Values) -> str:
         width = len(f"{self._iterations:,}")
-        line = f"{iteration:>{width},}/{self._iterations:,}  {_figures(values)}"
+        line = f"{iteration:>{width},}/{self._iterations:,}  {self._figures(values)}"
         done = iteration - self._first
         if done and iteration < self._iterations:
             left = (time.monotonic() - self._started) / done * (self._iterations - iteration)
             line += f"  {duration(left)} left"
         return line
 
+    def _figures(self, values: Values) -> str:
+        formats = {"loss": "loss {:.4f}", f"val_{self.metric.name}": "", **FORMATS}
+        shown = ((name, form, values[name]) for name, form in formats.items() if name in values)
+        return "  ".join(form.format(v) if form else f"val {self.metric.text(v)}" for _, form, v in shown)
+
 
 FORMATS = {
-    "loss": "loss {:.4f}",
-    "val_top1": "val {:.2f} %",
     "entropy": "entropy {:.3f} bits",
     "learning_rate": "lr {:.3g}",
     "beta": "beta {:.4g}",
     "steps_per_second": "{:,.4g} steps/s",
 }
-
-
-def _figures(values: Values, names: tuple[str, ...] = tuple(FORMATS)) -> str:
-    return "  ".join(FORMATS[name].format(values[name]) for name in names if name in values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,12 +12,13 @@ from torch import nn
 import mrfquant.models  # noqa: F401 - registers the networks with gin
 from mrfquant.compute import Team, synchronise_batch_norm
 from mrfquant.config.settings import Seed, built, configurable, configured, makes
-from mrfquant.data import Dataset, stand_in
-from mrfquant.data.stand_in import INFOS
+from mrfquant.data import STAND_IN, STAND_INS, Dataset
 from mrfquant.errors import BadInput
 from mrfquant.inference import Inference, Reference
 from mrfquant.labelling import Labelling
+from mrfquant.objectives import CrossEntropy, Objective
 from mrfquant.storage.weights import load_weights, read_weights
+from mrfquant.training.collectors import Collector
 from mrfquant.training.trainer import Trainer
 
 SMOKE_ITERATIONS = 20
@@ -26,11 +27,13 @@ KINDS: dict[str, tuple[type, str]] = {
     "model": (nn.Module, "a network, as @LeNet300"),
     "optimizer": (torch.optim.Optimizer, "an optimizer, as @Adam"),
     "inference": (Inference, "a solver, as @ProximalMeanField"),
+    "objective": (Objective, "an objective, as @CrossEntropy"),
 }
 DatasetRecipe = Annotated[Callable[..., Dataset], makes(*KINDS["dataset"])]
 ModelRecipe = Annotated[Callable[..., nn.Module], makes(*KINDS["model"])]
 OptimizerRecipe = Annotated[Callable[..., torch.optim.Optimizer], makes(*KINDS["optimizer"])]
 InferenceRecipe = Annotated[Callable[..., Inference], makes(*KINDS["inference"])]
+ObjectiveRecipe = Annotated[Callable[..., Objective], makes(*KINDS["objective"])]
 
 
 @configurable(supplied=["device", "data_root", "team"])
@@ -42,9 +45,11 @@ class Experiment:
 
     Args:
         dataset: called with the data root.
-        model: called with the images' shape and the number of classes.
+        model: called with the shape of an input and the number of outputs: classes, tokens, targets.
         optimizer: called with the list of tensors to drive.
         inference: called with the labelling of the network and the optimizer's recipe.
+        objective: the loss and the figures by which networks are judged.
+        collectors: where figures go beside the console and metrics.jsonl, as [@TensorBoard()].
         weights: where to start from: a state dict (.pt, .safetensors) or the folder of a finished run; a labelled
             network keeps them with Labelling.start = 'weights'.
         seed: of initialisation, order of the data and augmentation.
@@ -62,6 +67,8 @@ class Experiment:
         seed: Seed = 0,
         smoke: bool = False,
         weights: str | None = None,
+        objective: ObjectiveRecipe = CrossEntropy,
+        collectors: Sequence[Collector] = (),
         channels_last: bool | None = None,
         *,
         device: torch.device,
@@ -70,9 +77,11 @@ class Experiment:
     ) -> None:
         self.seed, self.smoke, self.device, self.team = seed, smoke, device, team or Team()
         torch.manual_seed(seed)
-        made = stand_in(dataset.__name__) if smoke and dataset.__name__ in INFOS else dataset(data_root)
+        made = dataset(STAND_IN if smoke and dataset.__name__ in STAND_INS else data_root)
         self.dataset: Dataset = _built("dataset", made).to(device)
-        self.model: nn.Module = _built("model", model(self.dataset.shape, self.dataset.num_classes)).to(device)
+        self.objective: Objective = _built("objective", objective())
+        self.collectors = collectors
+        self.model: nn.Module = _built("model", model(self.dataset.shape, self.dataset.outputs)).to(device)
         if weights is not None:
             load_weights(self.model, read_weights(Path(weights)), Path(weights))
         if channels_last or (channels_last is None and device.type == "cuda"):
@@ -86,6 +95,7 @@ class Experiment:
         """The loop over these parts, with the settings that gin has for it."""
         limit = SMOKE_ITERATIONS if self.smoke else None
         parts = {"model": self.model, "dataset": self.dataset, "inference": self.inference}
+        parts["objective"] = self.objective
         return configured(Trainer, **parts, seed=self.seed, limit=limit, team=self.team)
 
     def identity(self) -> dict[str, Any]:
@@ -98,6 +108,7 @@ class Experiment:
             "seed": self.seed,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "labelled": len(self.labelling),
+            "metric": self.objective.chooses.as_fields(),
             "bits": max((block.levels.bits for block in self.labelling.blocks), default=32),
         }
 

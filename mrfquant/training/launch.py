@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
 from mrfquant.compute import choose_device, join_team, noticing_lost_peers
-from mrfquant.config.gin_files import Config, nested_settings
+from mrfquant.config.gin_files import Config, as_bindings, named_part
 from mrfquant.config.settings import configured
-from mrfquant.data import data_root
+from mrfquant.data import SplitName, data_root
 from mrfquant.errors import BadInput, RunFailed
+from mrfquant.metric import Metric
 from mrfquant.storage.run_folder import RunFolder, new_run_path
 from mrfquant.text import duration
 from mrfquant.training.collectors import Collector, Console, JsonLines
@@ -25,10 +25,11 @@ from mrfquant.training.trainer import Interrupted, Trainer
 from mrfquant.training.wandb_collector import WandB, default_mode
 
 Say = Callable[[str], None]
+SPLITS: tuple[tuple[SplitName, str], ...] = (("train", "training"), ("val", "validation"), ("test", "test"))
 
 
 def launch(
-    config: str | os.PathLike[str] | None,
+    config: str | os.PathLike[str] | Mapping[str, Any] | None,
     *,
     bindings: Sequence[str] = (),
     imports: Sequence[str] = (),
@@ -40,19 +41,22 @@ def launch(
     device: str = "auto",
     data: str | None = None,
     wandb: Literal["online", "offline", "disabled"] | None = None,
-    collectors: Sequence[Collector] = (),
+    collectors: Sequence[Collector | str] = (),
 ) -> RunFolder:
     """Train and evaluate what a configuration describes, in a folder of its own.
 
     Args:
-        config: a gin file, or None to continue a run.
+        config: a gin file; or its settings, as {"Experiment.model": LeNet300, "Trainer.iterations": 500}, with parts
+            that gin knows; or None to continue a run.
         bindings: further settings, as in gin. They, `seed` and `smoke` become part of the run's own config.gin.
         imports: modules that register parts.
         weights: a state dict or a run to start from instead of a random network.
         out: the run's folder; a new one under runs/ by default.
         resume: continue the run that is in `out`, if there is one, as it was configured.
-        device: 'auto', or as torch calls it. data: the data root. wandb: the mode of Weights & Biases.
-        collectors: get the run's figures, too.
+        device: 'auto', or as torch calls it.
+        data: the data root.
+        wandb: the mode of Weights & Biases.
+        collectors: get the run's figures, too; one that gin knows may be given by its name.
 
     Returns:
         The folder of the finished run; its `summary()` has the results.
@@ -73,6 +77,8 @@ def launch(
         flags = [] if seed is None else [f"Experiment.seed = {seed}"]
         if weights is not None:
             flags += [f"Experiment.weights = {os.path.abspath(weights)!r}", "Labelling.start = 'weights'"]
+        if isinstance(config, Mapping):
+            bindings, config = [*as_bindings(config), *bindings], None
         read = Config(config, [*bindings, *flags, *(["Experiment.smoke = True"] if smoke else [])], imports)
     team, where = join_team(choose_device(device))
     with read.locate_errors():
@@ -81,7 +87,7 @@ def launch(
         read.check_all_used()
     with StopRequest() as stop, ExitStack() as held:  # before there is a folder, so that nothing is left unsaid in it
         if not resumed:
-            path = Path(team.agree(str(out or new_run_path(Path("runs"), read.file.stem, experiment.seed))))
+            path = Path(team.agree(str(out or new_run_path(Path("runs"), read.name, experiment.seed))))
             folder = RunFolder.create(path, read.text()) if team.leads else RunFolder(path)
         if team.leads:
             held.enter_context(folder.owned())
@@ -97,9 +103,14 @@ def launch(
                 _restore(console.say, trainer, folder)
             listeners: list[Collector] = []
             if team.leads:
-                listeners = [console, JsonLines(folder.metrics), *_wandb(wandb, experiment, folder), *collectors]
+                chosen = [named_part(c, Collector)() if isinstance(c, str) else c for c in collectors]
+                mode = wandb or default_mode()
+                online = [] if mode == "disabled" else [WandB(mode)]
+                listeners = [console, JsonLines(folder.metrics), *online, *experiment.collectors, *chosen]
+            for listener in listeners:
+                listener.open(folder)
             _train(trainer, experiment, folder, listeners, stop)
-            _conclude(console.say, folder)
+            _conclude(console.say, folder, experiment.objective.metrics)
             return folder
         except Interrupted as stopped:
             stopped.signal = stop.signal or signal.SIGTERM
@@ -131,21 +142,6 @@ def _train(
             collector.finish(summary)
 
 
-def _wandb(mode: Any, experiment: Experiment, folder: RunFolder) -> list[Collector]:
-    """The W&B collector, or none when it is disabled."""
-    mode = mode or default_mode()
-    if mode == "disabled":
-        return []
-    identity = experiment.identity()
-    # Runs that differ in the seed only make a group: its name tells configurations apart, the seed left out.
-    settings = [line for line in folder.config.read_text().splitlines() if not line.startswith("Experiment.seed")]
-    digest = hashlib.sha256("\n".join(settings).encode()).hexdigest()[:6]
-    group = "-".join([identity["method"], identity["model"], identity["dataset"], digest]).replace(" ", "-")
-    tags = [identity["method"], identity["model"], identity["dataset"], f"{identity['bits']}-bit"]
-    tags += ["stand-in"] if experiment.smoke else []
-    return [WandB(folder.path, mode, folder.path.name, group, tags, {**identity, **nested_settings()})]
-
-
 def _introduce(say: Say, experiment: Experiment, trainer: Trainer, folder: RunFolder) -> None:
     """Say what is about to run."""
     who, data = experiment.identity(), experiment.dataset
@@ -156,7 +152,8 @@ def _introduce(say: Say, experiment: Experiment, trainer: Trainer, folder: RunFo
     where = f"{processes}{experiment.device.type}"
     say(f"{who['method']}  {bits}{who['model']} on {who['dataset']}, seed {who['seed']}, on {where}")
     say(f"{who['parameters']:,} parameters, {who['labelled']:,} of them quantized; {trainer.iterations:,} iterations")
-    say(f"{len(data.train):,} training, {len(data.val):,} validation, {len(data.test):,} test images")
+    sizes = (f"{data.size(split):,} {word}" for split, word in SPLITS)
+    say(f"{', '.join(sizes)} {data.unit}")
     say(f"folder {folder.path}")
 
 
@@ -176,14 +173,17 @@ def _restore(say: Say, trainer: Trainer, folder: RunFolder) -> None:
     say(f"going on from iteration {trainer.iteration:,}")
 
 
-def _conclude(say: Say, folder: RunFolder) -> None:
+def _conclude(say: Say, folder: RunFolder, metrics: Sequence[Metric]) -> None:
     """Say how it ended."""
     if (summary := folder.summary()) is None:
         return  # another process of the team writes it
     stand_in = " (STAND-IN DATA)" if summary["stand_in"] else ""
     say("")
-    say(f"test top-1   {summary['test_top1']:.2f} %   top-5 {summary['test_top5']:.2f} %{stand_in}")
-    say(f"validation   {summary['best_val_top1']:.2f} % at iteration {summary['best_iteration']:,}, the best")
+    chosen, *others = metrics
+    figures = {m.name: summary[f"test_{m.name}"] for m in metrics if f"test_{m.name}" in summary}
+    say(chosen.line(figures, *others) + stand_in)
+    best = chosen.text(summary[f"best_val_{chosen.name}"])
+    say(f"validation   {best} at iteration {summary['best_iteration']:,}, the best")
     decided = next((record["decided"] for record in reversed(folder.records()) if "decided" in record), 1.0)
     if decided < 0.95:
         undecided = f"{1 - decided:.1%} of the weights were undecided at the end, so rounding changed the network"

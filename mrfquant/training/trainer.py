@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from mrfquant.compute import Team
-from mrfquant.config.settings import Count, Fraction, Positive, configurable
-from mrfquant.data import Batches, Dataset
+from mrfquant.config.settings import Count, Positive, configurable
+from mrfquant.data import Dataset, SplitName
 from mrfquant.errors import RunFailed
 from mrfquant.inference import Inference
+from mrfquant.objectives import CrossEntropy, Objective
 from mrfquant.schedules import Constant, Schedule
 from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.training.collectors import Collector
-from mrfquant.training.evaluation import evaluate
+from mrfquant.training.evaluation import evaluate, outputs_of
 
 AGREE_INTERVAL = 10  # iterations
-
-
-class Best(TypedDict):
-    """When the best model was found, and how good it is."""
-
-    iteration: int
-    val_top1: float
 
 
 class Interrupted(Exception):
@@ -37,21 +30,44 @@ class Interrupted(Exception):
     signal: int = 0
 
 
-@configurable(supplied=["model", "dataset", "inference", "seed", "limit", "team"])
+class Hook:
+    """The interface: override what you need, and name it in gin as `Trainer.hooks = [@MyHook()]`.
+
+    A hook sees the trainer, and with it the network, the solver and the data; `trainer.say` prints a line. Draw from a
+    generator of your own: the run's random numbers belong to the run.
+
+    Attributes:
+        every: how many iterations lie between two calls of `step`; 0 for none.
+    """
+
+    every: int = 0
+
+    def step(self, trainer: Trainer) -> None:
+        """Called after every so many iterations."""
+
+    def evaluated(self, trainer: Trainer) -> Mapping[str, float] | None:
+        """Called at each evaluation, the rounded weights in place; figures that it gives are recorded."""
+
+    def ended(self, trainer: Trainer, figures: Mapping[str, float]) -> None:
+        """Called at the end, the best network in place, with its test figures."""
+
+
+@configurable(supplied=["model", "dataset", "inference", "objective", "seed", "limit", "team"])
 class Trainer:
-    """Minimises the cross-entropy of `model` with `inference`; the best on validation is the result.
+    """Minimises the objective of `model` with `inference`; the best on validation is the result.
 
     Args:
         iterations: steps in all, `limit` at most; nothing here counts epochs.
-        batch_size: images per step.
+        batch_size: examples per step.
         eval_interval: evaluate on validation and save a checkpoint every so many iterations.
         log_interval: record the mean training loss every so many iterations (the loop's only other sync).
         learning_rate: factor on the optimizer's learning rate, a function of the iteration.
-        label_smoothing: share of the target spread evenly over the classes.
-        temperature: divides the logits, which are large in a network of weights -1 and 1; accuracies are the same.
         precision: of forward and backward; 'auto' is bfloat16 autocast on CUDA and float32 elsewhere.
         compile: run the network through torch.compile.
         per_layer: record the entropy of every labelled parameter at each evaluation, too.
+        clip: the largest norm that the gradient of all parameters may have; None leaves it as it is.
+        hooks: what else to do every few iterations, at evaluations and at the end.
+        objective: the loss and the figures; cross-entropy by default.
     """
 
     def __init__(
@@ -65,11 +81,12 @@ class Trainer:
         eval_interval: Count = 500,
         log_interval: Count = 100,
         learning_rate: Schedule | None = None,
-        label_smoothing: Fraction = 0.0,
-        temperature: Positive = 1.0,
         precision: Literal["auto", "float32", "bfloat16"] = "auto",
         compile: bool = False,
         per_layer: bool = False,
+        clip: Positive | None = None,
+        hooks: Sequence[Hook] = (),
+        objective: Objective | None = None,
         seed: int = 0,
         limit: int | None = None,
         team: Team | None = None,
@@ -78,21 +95,21 @@ class Trainer:
         self.iterations = iterations if limit is None else min(iterations, limit)
         self.eval_interval, self.log_interval = eval_interval, log_interval
         self.learning_rate = learning_rate or Constant(1.0)
-        self.label_smoothing, self.temperature, self.per_layer = label_smoothing, temperature, per_layer
+        self.objective = objective or CrossEntropy()
+        self.per_layer, self.clip, self.hooks = per_layer, clip, hooks
         self.team = team or Team()
-        self.device = dataset.train.images.device
-        ranks = (self.team.rank, self.team.world_size)
-        self.batches = Batches(dataset.train, batch_size, dataset.mean, dataset.std, dataset.augment, seed, *ranks)
+        self.device = dataset.device
+        self.batches = dataset.stream(batch_size, seed, self.team.rank, self.team.world_size)
         low = precision == "bfloat16" or (precision == "auto" and self.device.type == "cuda")
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=low)
-        self.forward: Callable[[Tensor], Tensor] = torch.compile(model) if compile else model
+        self.forward: Callable[..., Tensor] = torch.compile(model) if compile else model
 
-        inference.prepare(self.iterations, temperature)
+        inference.prepare(self.iterations, self.objective.temperature)
         self.checkpoints: Checkpoints | None = None
         self.collectors: Sequence[Collector] = ()
         self.iteration = 0
         self.seconds = 0.0  # spent in the loop, by this process and those it resumes
-        self.best: Best | None = None
+        self.best: dict[str, Any] | None = None  # its iteration, and the metric that chose it as val_<name>
         self._best_state: dict[str, Any] | None = None  # kept here only when there is no folder for it
         self._losses: list[Tensor] = []  # of the iterations since the last record
 
@@ -115,6 +132,7 @@ class Trainer:
         """
         self.checkpoints, self.collectors = checkpoints, collectors
         for collector in self.collectors:
+            collector.metric = self.objective.chooses
             collector.start(self.iteration, self.iterations)
         self.model.train()
         self._mark = (time.perf_counter(), self.iteration)
@@ -123,6 +141,9 @@ class Trainer:
             self._step()
             for collector in self.collectors:
                 collector.step(self.iteration)
+            for hook in self.hooks:
+                if hook.every and self.iteration % hook.every == 0:
+                    hook.step(self)
             evaluate_now = self.iteration % self.eval_interval == 0 or self.iteration == self.iterations
             if evaluate_now or self.iteration % self.log_interval == 0:
                 self._record(evaluate_now)
@@ -132,23 +153,29 @@ class Trainer:
                 ]  # of whole batches
                 self._save()
                 raise Interrupted
-        return self._test()
+        figures = self._test()
+        for hook in self.hooks:
+            hook.ended(self, figures)
+        return figures
+
+    def say(self, text: str) -> None:
+        """A line for people, wherever the collectors show it."""
+        for collector in self.collectors:
+            collector.say(text)
 
     def _step(self) -> None:
-        images, labels = next(self.batches)
+        inputs, targets = next(self.batches)
         self.inference.scale_learning_rate(self.learning_rate(self.iteration, self.iterations))
         with self.autocast:
-            loss = functional.cross_entropy(self._logits(images), labels, label_smoothing=self.label_smoothing)
+            loss = self.objective.loss(outputs_of(self.forward, inputs), targets)
         loss.backward()
         if self.team.world_size > 1:
             self.team.average(self.inference.labelling.gradients())
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.inference.step()
         self._losses.append(loss.detach())
         self.iteration += 1
-
-    def _logits(self, images: Tensor) -> Tensor:
-        logits = self.forward(images)
-        return logits if self.temperature == 1 else logits / self.temperature
 
     def _asked_to_stop(self, should_stop: Callable[[], bool]) -> bool:
         """Processes stop together, so they have to agree, which costs a sync: now and then."""
@@ -186,14 +213,17 @@ class Trainer:
 
     def _validate(self) -> dict[str, float]:
         figures = {}
+        metric = self.objective.chooses
         if self.inference.relaxed:
-            relaxed = evaluate(self.model, self.dataset, self.dataset.val, forward=self._logits, team=self.team)
-            figures["relaxed_val_top1"] = relaxed["top1"]
+            figures[f"relaxed_val_{metric.name}"] = self._evaluate("val")[metric.name]
         with self.inference.rounded():
-            found = evaluate(self.model, self.dataset, self.dataset.val, forward=self._logits, team=self.team)
-            if self.best is None or found["top1"] > self.best["val_top1"]:
-                self.best = {"iteration": self.iteration, "val_top1": found["top1"]}
+            found = self._evaluate("val")
+            if metric.better(found[metric.name], None if self.best is None else self.best[f"val_{metric.name}"]):
+                self.best = {"iteration": self.iteration, f"val_{metric.name}": found[metric.name]}
                 self._best_state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+            for hook in self.hooks:
+                figures |= hook.evaluated(self) or {}
+        assert self.best is not None
         if self.best["iteration"] == self.iteration and self.checkpoints:
             if self.team.leads:
                 best = {**self.best, "model": self._best_state, "solution": self.inference.solution()}
@@ -210,13 +240,12 @@ class Trainer:
         assert self._best_state is not None
         self.inference.labelling.check_on_levels(self._best_state)
         self.model.load_state_dict(self._best_state)
-        found = evaluate(self.model, self.dataset, self.dataset.test, forward=self._logits, team=self.team)
-        return {
-            "best_iteration": self.best["iteration"],
-            "best_val_top1": self.best["val_top1"],
-            "test_top1": found["top1"],
-            "test_top5": found["top5"],
-        }
+        figures = {f"test_{name}": value for name, value in self._evaluate("test").items()}
+        chosen = f"val_{self.objective.chooses.name}"
+        return {"best_iteration": self.best["iteration"], f"best_{chosen}": self.best[chosen], **figures}
+
+    def _evaluate(self, split: SplitName) -> dict[str, float]:
+        return evaluate(self.model, self.dataset, split, self.objective, self.forward, self.team)
 
     def _save(self) -> None:
         now = time.perf_counter()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from mrfquant.config.gin_files import nested_settings
 from mrfquant.errors import BadInput
+from mrfquant.storage.run_folder import RunFolder
 from mrfquant.training.collectors import Collector, Values
 
 if TYPE_CHECKING:
@@ -36,19 +38,25 @@ class WandB(Collector):
     and syncing two offline runs under one id erases the first one's curves.
     """
 
-    def __init__(
-        self, folder: Path, mode: Mode, name: str, group: str, tags: Sequence[str], config: Mapping[str, Any]
-    ) -> None:
-        self.folder, self.mode = folder, mode
+    def __init__(self, mode: Mode) -> None:
+        self.mode = mode
+        self._run: Run | None = None
+        self._best: float | None = None
+
+    def open(self, folder: RunFolder) -> None:
+        self.folder = folder.path
+        who = folder.identity()
+        # Runs that differ in the seed only make a group: its name tells configurations apart, the seed left out.
+        settings = [line for line in folder.config.read_text().splitlines() if not line.startswith("Experiment.seed")]
+        digest = hashlib.sha256("\n".join(settings).encode()).hexdigest()[:6]
+        what = [who["method"], who["model"], who["dataset"]]
         self.identity: dict[str, Any] = {
-            "name": name,
-            "group": group,
-            "tags": list(tags),
-            "config": dict(config),
+            "name": folder.path.name,
+            "group": "-".join([*what, digest]).replace(" ", "-"),
+            "tags": [*what, f"{who['bits']}-bit", *(["stand-in"] if who["stand_in"] else [])],
+            "config": {**who, **nested_settings()},
             "job_type": "train",
         }
-        self._run: Run | None = None
-        self._best = -math.inf
 
     def start(self, iteration: int, iterations: int) -> None:
         for kind in ("DIR", "CACHE_DIR", "CONFIG_DIR", "DATA_DIR"):
@@ -72,9 +80,10 @@ class WandB(Collector):
 
     def record(self, iteration: int, values: Values) -> None:
         # A flat figure of the best so far: a summary="max" of W&B would turn the summary's entry into a dictionary.
-        if "val_top1" in values:
-            self._best = max(self._best, values["val_top1"])
-            values = {**values, "best_val_top1": self._best}
+        if (found := values.get(f"val_{self.metric.name}")) is not None:
+            if self._best is None or self.metric.better(found, self._best):
+                self._best = found
+            values = {**values, f"best_val_{self.metric.name}": self._best}
         assert self._run is not None
         self._run.log({"iteration": iteration, **values})
 

@@ -123,7 +123,7 @@ def test_origins_that_make_no_sense(runs, tmp_path, capsys):
         ({"dataset": ["digits"]}, "is for the data set ['digits'], known are"),
         ({"dataset": "digits", "temperature": "x"}, "gives the temperature 'x'"),
         ({"dataset": "digits", "temperature": 0}, "gives the temperature 0"),
-        ({"dataset": "cifar10", "stand_in": True}, "is for images of another shape than those of cifar10"),
+        ({"dataset": "cifar10", "stand_in": True}, "is for inputs of another shape than those of cifar10"),
     ):
         network.origin = origin
         network.write(tmp_path / "m")

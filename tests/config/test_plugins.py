@@ -16,7 +16,7 @@ PARTS = """
 import torch
 from torch import nn
 
-from mrfquant.data import Dataset, Split, dataset
+from mrfquant.data import Images, Split, dataset
 from mrfquant.energies import FirstOrderTaylor
 from mrfquant.inference import ProximalMeanField
 from mrfquant.models import network
@@ -50,11 +50,11 @@ class MyNetwork(nn.Module):
 
 
 @dataset
-def blobs(root) -> Dataset:
+def blobs(root) -> Images:
     labels = torch.arange(300) % 2
     images = (labels[:, None, None, None] * 200).expand(300, 1, 4, 4).to(torch.uint8).contiguous()
     split = Split(images, labels)
-    return Dataset("blobs", split, split, split, (0.4,), (0.4,), ("dark", "light"), augment=False)
+    return Images("blobs", split, split, split, (0.4,), (0.4,), ("dark", "light"), augment=False)
 
 
 @configurable(supplied=["graph", "seed", "start"])

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrfquant.data import Batches, Split, evaluation_batches, normalise
-from mrfquant.data.batches import PAD, draw_epoch
+from mrfquant.data import Images, Split, normalise
+from mrfquant.data.batches import epoch_generator
+from mrfquant.data.image_batches import PAD, ImageBatches, draw_images
 from mrfquant.errors import BadInput
 
 MEAN, STD = (0.4, 0.5), (0.2, 0.3)
@@ -30,11 +31,15 @@ def split() -> Split:
     return make_split()
 
 
-def stream(split: Split, augment: bool = True, **kwargs) -> Batches:
-    return Batches(split, BATCH, MEAN, STD, augment, seed=3, **kwargs)
+def draw_epoch(size: int, seed: int, epoch: int, augment: bool) -> torch.Tensor:
+    return draw_images(size, epoch_generator(seed, epoch), augment)
 
 
-def take(batches: Batches, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def stream(split: Split, augment: bool = True, **kwargs) -> ImageBatches:
+    return ImageBatches(split.images, split.labels, BATCH, MEAN, STD, augment, seed=3, **kwargs)
+
+
+def take(batches: ImageBatches, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return list(itertools.islice(batches, count))
 
 
@@ -164,7 +169,7 @@ def test_ranks_together_see_the_batches_of_one_process(split, augment, world_siz
 
 
 def test_a_batch_may_be_the_whole_split(split):
-    _, labels = next(Batches(split, SIZE, MEAN, STD, augment=False, seed=0))
+    _, labels = next(ImageBatches(split.images, split.labels, SIZE, MEAN, STD, augment=False, seed=0))
     assert sorted(labels.tolist()) == list(range(SIZE))
 
 
@@ -183,11 +188,15 @@ def test_a_batch_may_be_the_whole_split(split):
 def test_impossible_arguments_are_refused(split, arguments, message):
     defaults = {"batch_size": BATCH, "mean": MEAN, "std": STD, "augment": False, "seed": 0}
     with pytest.raises(BadInput, match=message):
-        Batches(split, **(defaults | arguments))
+        ImageBatches(split.images, split.labels, **(defaults | arguments))
+
+
+def images(split: Split) -> Images:
+    return Images("some", split, split, split, MEAN, STD, tuple(map(str, range(SIZE))), augment=False)
 
 
 def test_evaluation_gives_every_image_once_in_order(split):
-    batches = list(evaluation_batches(split, 10, MEAN, STD))
+    batches = list(images(split).ordered("val", 10))
     assert [len(labels) for _, labels in batches] == [10, 10, 3]
     assert torch.equal(torch.cat([labels for _, labels in batches]), split.labels)
     assert torch.equal(torch.cat([images for images, _ in batches]), normalise(split.images, MEAN, STD))
@@ -195,4 +204,4 @@ def test_evaluation_gives_every_image_once_in_order(split):
 
 def test_evaluation_refuses_an_empty_batch(split):
     with pytest.raises(BadInput, match="batch size 0"):
-        evaluation_batches(split, 0, MEAN, STD)
+        next(images(split).ordered("val", 0))

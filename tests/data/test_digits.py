@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from mrfquant.data import Dataset, Split, digits
+from mrfquant.data import Images, Split, digits
 from mrfquant.data.digits import FILE
 
 
 @pytest.fixture(scope="module")
-def dataset() -> Dataset:
+def dataset() -> Images:
     return digits(Path("not used"))
 
 

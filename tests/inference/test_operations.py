@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from mrfquant.benchmarks.operations import Operations
-from mrfquant.data.dataset import Dataset, Split
+from mrfquant.data.images import Images, Split
 from mrfquant.inference import (
     BinaryConnect,
     MeanField,
@@ -89,7 +89,7 @@ def test_the_fused_step_leaves_torch_adam_and_clearing(levels):
 
 def random_data(n=40, width=12):
     split = Split(torch.randint(256, (n, 1, 1, width), dtype=torch.uint8), torch.randint(10, (n,)))
-    return Dataset("random", split, split, split, (0.5,), (0.25,), tuple("0123456789"), augment=False)
+    return Images("random", split, split, split, (0.5,), (0.25,), tuple("0123456789"), augment=False)
 
 
 @CASES

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from mrfquant.reports.curves import PANELS, panel_curves
+from mrfquant.reports.curves import panel_curves, panels_of
 from mrfquant.reports.figures import draw, write_figures
 from mrfquant.reports.groups import group_runs
 from mrfquant.reports.palette import LIGHT
@@ -44,7 +44,7 @@ def test_metrics_that_were_not_recorded_have_no_figure(make_run, told, tmp_path)
 
 def test_beta_and_loss_are_logarithmic_and_names_are_no_formulas(groups):
     scales, texts = {}, {}
-    for panel in PANELS:
+    for panel in panels_of(groups):
         axes = draw(panel, panel_curves(panel, groups), [group.label for group in groups]).axes[0]
         scales[panel.metric] = axes.get_yscale()
         texts[panel.metric] = [text.get_text() for text in axes.get_legend().get_texts()]

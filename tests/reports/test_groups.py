@@ -13,7 +13,7 @@ from mrfquant.reports.runs import read_run
 def groups(make_run, told):
     """Makes run folders, each from a dict, and groups them."""
 
-    def groups(*runs, by=("method", "model", "dataset", "bits")):
+    def groups(*runs, by=None):
         read = [read_run(make_run(f"run{i}", **run), told.append) for i, run in enumerate(runs)]
         return group_runs(read, by)
 
@@ -27,7 +27,7 @@ def test_mean_spread_and_best_of_seeds(groups):
     assert group.mean("test_top1") == pytest.approx(statistics.mean(top1))
     assert group.spread("test_top1") == pytest.approx(statistics.stdev(top1))
     assert group.spread("test_top1") == pytest.approx(((0.8**2 + 0.3**2 + 1.1**2) / 2) ** 0.5)
-    assert group.best("test_top1") == 98.9
+    assert group.best() == 98.9
     assert group.mean("seconds") == 10.0
     assert group.entropy() == 0.0
 
@@ -122,3 +122,21 @@ def test_a_group_that_mixes_settings_or_repeats_seeds_is_told(groups, told):
         "PMF mixes runs of different settings (Geometric.rho); to keep them apart: --by method,Geometric.rho",
         "PMF has more than one run of seed 0; its spread is not that of its seeds",
     ]
+
+
+def test_by_default_a_configuration_is_a_group_whatever_its_seeds(groups):
+    found = groups(
+        *({"top1": 97.0 + seed, "seed": seed, "rho": rho} for seed in (0, 1) for rho in (1.02, 1.2)),
+        {"top1": 99.0, "method": "BC", "seed": 0},
+    )
+    assert [(group.label, len(group.runs)) for group in found] == [("BC", 1), ("PMF rho 1.02", 2), ("PMF rho 1.2", 2)]
+
+
+def test_lower_is_better_where_the_metric_says_so_and_metrics_are_not_averaged(groups):
+    loss = {"name": "loss", "title": "loss", "higher": False, "unit": "", "digits": 4}
+    text = [{"metric": loss, "test_loss": v, "best_val_loss": v, "method": m, "seed": s}
+            for m, v, s in (("PMF", 1.5, 0), ("BC", 1.4, 0), ("PMF", 1.7, 1))]  # fmt: skip
+    found = groups(*text, {"top1": 97.0})
+    assert [(group.label, group.metric.name) for group in found] == [("BC", "loss"), ("PMF", "loss"), ("PMF", "top1")]
+    assert found[1].mean("test_loss") == pytest.approx(1.6)
+    assert found[1].best() == 1.5

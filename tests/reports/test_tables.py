@@ -35,7 +35,7 @@ def test_unfinished_runs_are_listed_with_how_far_they_are(make_run, told):
 
 def test_differing_settings_have_a_column_per_group(make_run, told):
     runs = read(told, make_run("a", 99.0, rho=1.02), make_run("b", method="PGD"), make_run("c", method="PGD", rho=1.5))
-    text = text_report(group_runs(runs), DEFAULT_BY, 120)
+    text = text_report(group_runs(runs, DEFAULT_BY), DEFAULT_BY, 120)
     lines = text.split("settings that differ\n")[1].splitlines()
     assert [line.split() for line in lines] == [
         ["#1", "#2"],

@@ -11,6 +11,7 @@ from mrfquant.errors import BadInput
 from mrfquant.inference import MirrorDescent, ProximalMeanField, Reference, SparsemaxPGD
 from mrfquant.labelling import Labelling
 from mrfquant.models import LeNet300
+from mrfquant.objectives import CrossEntropy
 from mrfquant.schedules import CosineDecay, CosineTo, GeometricTo, LinearTo
 from mrfquant.training import Collector, Interrupted, Trainer
 
@@ -85,7 +86,9 @@ def test_a_solver_that_leaves_the_levels_is_not_reported_as_quantized():
 
 def test_the_loss_is_of_smoothed_targets_and_logits_over_the_temperature():
     smoothing, temperature = 0.2, 5.0
-    trainer, records = make(Reference, None, iterations=1, label_smoothing=smoothing, temperature=temperature)
+    trainer, records = make(
+        Reference, None, iterations=1, objective=CrossEntropy(label_smoothing=smoothing, temperature=temperature)
+    )
     network = copy.deepcopy(trainer.model)
     images, labels = next(make(Reference, None)[0].batches)
     log_p = (network(images) / temperature).log_softmax(1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mrfquant.data import Dataset, Split
+from mrfquant.data import Images, Split
 from mrfquant.errors import BadInput
 
 
@@ -15,8 +15,8 @@ def make_split(n: int = 6, shape: tuple[int, ...] = (3, 5, 4), classes: int = 3)
     return Split(torch.zeros(n, *shape, dtype=torch.uint8), torch.arange(n) % classes)
 
 
-def make_dataset(**changes) -> Dataset:
-    dataset = Dataset(
+def make_dataset(**changes) -> Images:
+    dataset = Images(
         "toy", make_split(), make_split(), make_split(), (0.1, 0.2, 0.3), (1.0, 1.0, 1.0), ("a", "b", "c"), augment=True
     )
     return replace(dataset, **changes)

@@ -1,0 +1,139 @@
+"""Any `torch.utils.data.DataLoader` as a data set."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from mrfquant.data.batches import epoch_generator
+from mrfquant.data.dataset import CPU, Batch, Dataset, SplitName
+from mrfquant.errors import BadInput
+
+
+class Loaders(Dataset):
+    """Three DataLoaders that give batches (inputs, targets); they decide the batch size.
+
+    Inputs may be a tensor, or a tuple or dict of a network's arguments. With `shuffle=True` the order of an epoch is
+    decided by the run's seed, so that a resumed run reads the batches that it would have read, after passing over those
+    it had read before. A loader that keeps its own position (`state_dict`, as torchdata's StatefulDataLoader) is asked
+    for it. What workers draw at random, such as augmentation, is not repeated.
+
+    Args:
+        name: as in results.
+        train: the training split.
+        val: the validation split.
+        test: the test split.
+        shape: of one input.
+        outputs: how many numbers a network gives for it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        train: DataLoader[Any],
+        val: DataLoader[Any],
+        test: DataLoader[Any],
+        shape: tuple[int, ...],
+        outputs: int,
+    ) -> None:
+        self.name, self.train, self.val, self.test = name, train, val, test
+        self._shape, self._outputs = shape, outputs
+        self.device, self.arguments = CPU, {}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def outputs(self) -> int:
+        return self._outputs
+
+    def loader(self, split: SplitName) -> DataLoader[Any]:
+        """The loader of a split."""
+        return {"train": self.train, "val": self.val, "test": self.test}[split]
+
+    def size(self, split: SplitName) -> int:
+        loader = self.loader(split)
+        try:
+            return len(loader.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            raise BadInput(f"data set {self.name}: the {split} loader does not say how many examples it has") from None
+
+    def stream(self, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> LoaderStream:
+        if world_size > 1:
+            raise BadInput(f"data set {self.name}: DataLoaders are read by one process; give tensors for several")
+        return LoaderStream(self.train, seed, self.device)
+
+    def ordered(self, split: SplitName, batch_size: int = 1000, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
+        return (moved(batch, self.device) for batch in self.loader(split))
+
+    def to(self, device: torch.device | str) -> Loaders:
+        moved_there = copy.copy(self)
+        moved_there.device = torch.device(device)
+        return moved_there
+
+
+class LoaderStream:
+    """A training loader read again and again, with its position."""
+
+    def __init__(self, loader: DataLoader[Any], seed: int, device: torch.device) -> None:
+        self.loader, self.seed, self.device = loader, seed, device
+        self.epoch, self.batch = 0, 0
+        self._batches: Iterator[Any] | None = None
+
+    def __iter__(self) -> LoaderStream:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._batches is None:
+            self._batches = self._begin()
+        try:
+            found = next(self._batches)
+        except StopIteration:
+            if not self.batch:
+                raise BadInput("the training loader gives no batch") from None
+            self.epoch, self.batch, self._batches = self.epoch + 1, 0, None
+            return next(self)
+        self.batch += 1
+        return moved(found, self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"epoch": self.epoch, "batch": self.batch}
+        if (own := self._own("state_dict")) is not None:
+            state["loader"] = own()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
+        if "loader" in state and (own := self._own("load_state_dict")) is not None:
+            own(state["loader"])
+            self._batches = self._begin()
+            return
+        self._batches = self._begin()
+        for _ in range(self.batch):
+            next(self._batches)
+
+    def _begin(self) -> Iterator[Any]:
+        generator = epoch_generator(self.seed, self.epoch)
+        for part in (self.loader, self.loader.sampler):  # the sampler draws the order, the loader its workers' seeds
+            if hasattr(part, "generator"):
+                part.generator = generator
+        return iter(self.loader)
+
+    def _own(self, method: str) -> Callable[..., Any] | None:
+        return getattr(self.loader, method, None)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """Everything in a batch on the device."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return tuple(moved(value, device) for value in batch)
+    return batch

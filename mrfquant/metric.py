@@ -1,0 +1,66 @@
+"""A figure by which networks are judged: its name in files, how people read it, and which way is better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of an evaluation.
+
+    Attributes:
+        name: in summaries, as `test_<name>` and `val_<name>`.
+        title: for people.
+        higher: whether more is better.
+        unit: behind the number.
+        digits: after the point.
+    """
+
+    name: str
+    title: str
+    higher: bool
+    unit: str = ""
+    digits: int = 4
+
+    def better(self, value: float, than: float | None) -> bool:
+        """Whether a value beats another, or there is none yet."""
+        return than is None or (value > than if self.higher else value < than)
+
+    def number(self, value: float) -> str:
+        """The value without its unit."""
+        return f"{value:,.{self.digits}f}"
+
+    def text(self, value: float) -> str:
+        """The value for people: '98.10 %'."""
+        return f"{self.number(value)} {self.unit}".rstrip()
+
+    def line(self, figures: Mapping[str, float], *others: Metric) -> str:
+        """Test figures in a line of a log, this one first: 'test top-1   97.67 %   top-5 100.00 %'."""
+        rest = "".join(f"   {m.title} {m.text(figures[m.name])}" for m in others if m.name in figures)
+        return f"{'test ' + self.title:<12} {self.text(figures[self.name])}{rest}"
+
+    @property
+    def head(self) -> str:
+        """The title of a column of its numbers: 'top-1 %'."""
+        return f"{self.title} {self.unit}".rstrip()
+
+    def as_fields(self) -> dict[str, Any]:
+        """As summaries keep it."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Metric:
+        """The one that chose the best model of a run, from its summary or identity; top-1 where they name none."""
+        given = fields.get("metric")
+        try:
+            found = cls(**given) if isinstance(given, Mapping) else TOP1
+            found.text(0.0)
+        except (TypeError, ValueError):
+            return TOP1
+        return found if all(isinstance(word, str) for word in (found.name, found.title, found.unit)) else TOP1
+
+
+TOP1 = Metric("top1", "top-1", higher=True, unit="%", digits=2)
