@@ -24,7 +24,6 @@ from mrfquant.errors import BadInput
 PACKAGE = Path(__file__).parent.parent
 # The configs lie beside the package in a checkout and inside it when it was installed from a wheel; beside it is then
 # the library gin.
-EMPTY = Path(os.devnull)  # the file of a configuration that is all bindings
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "gin"
 
 
@@ -39,7 +38,7 @@ class Config:
     ) -> None:
         gin.clear_config()
         import_installed_plugins()
-        self.file = EMPTY if file is None else _find(Path(file))
+        self.file = Path("settings") if file is None else _find(Path(file))  # the name of what is all bindings
         self.name = "run" if file is None else self.file.stem
         self._places: dict[str, str] = {}  # 'scope/Name.parameter' or 'macro' -> where it was bound last
         # Absolute: gin would take a relative folder for a Python package.
@@ -48,12 +47,9 @@ class Config:
             import_plugin(module, "--import")
             gin.parse_config(f"import {module}")  # so that the configuration as text has it
         what = f"config {_short(self.file)}"
-        _parse(lambda: self._survey(self.file), what)
-        text = self.file.read_text(encoding="utf-8")
-        if (present := in_present_names(text)) == text:
-            _parse(lambda: gin.parse_config_file(str(self.file)), what)
-        else:
-            _parse(lambda: gin.parse_config(present), what)
+        if file is not None:
+            _parse(lambda: self._survey(self.file), what)
+            _parse(self._read, what)
         for binding in map(in_present_names, bindings):
             if "\n" in binding or "=" not in binding:
                 raise BadInput(f"--set {binding!r} is not a binding: write it as --set 'Name.parameter = value'")
@@ -61,6 +57,13 @@ class Config:
             for s in ConfigParser(binding, _Names()):
                 self._places[_binding(s.scope, s.selector, s.arg_name)] = f"--set {binding!r}"
         _parse(gin.finalize, what)
+
+    def _read(self) -> None:
+        text = self.file.read_text(encoding="utf-8")
+        if (present := in_present_names(text)) == text:
+            gin.parse_config_file(str(self.file))  # which tells the lines of mistakes
+        else:
+            gin.parse_config(present)
 
     def text(self) -> str:
         """The configuration as asked for, includes expanded: a gin file of its own."""
@@ -144,8 +147,8 @@ def as_bindings(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _as_gin(name: str, value: Any) -> str:
-    if callable(value):
-        if selectors := gin_internals.registered_as(getattr(value, "__name__", "")):
+    if inspect.isclass(value) or inspect.isroutine(value):
+        if selectors := gin_internals.registered_as(value.__name__):
             return f"@{selectors[0].rpartition('.')[2]}"
         raise BadInput(f"{name} = {value!r} is not known to gin: decorate it with mrfquant.configurable", name)
     if isinstance(value, os.PathLike):
