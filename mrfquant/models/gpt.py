@@ -35,7 +35,7 @@ class GPT(nn.Module):
 
     def __init__(
         self,
-        shape: tuple[int],
+        shape: tuple[int, ...],
         classes: Count,
         layers: Count = 4,
         width: Count = 128,
@@ -77,7 +77,7 @@ class GPT(nn.Module):
             x = block(x, cache, index)
         return functional.linear(self.norm(x), self.token.weight)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def generate(
         self, tokens: Tensor, count: int, temperature: float = 1.0, generator: torch.Generator | None = None
     ) -> Tensor:

@@ -6,12 +6,12 @@ import functools
 import pytest
 import torch
 
-from mrfquant.data import stand_in
+from mrfquant.data import characters, stand_in
 from mrfquant.errors import BadInput
 from mrfquant.inference import MirrorDescent, ProximalMeanField, Reference, SparsemaxPGD
 from mrfquant.labelling import Labelling
-from mrfquant.models import LeNet300
-from mrfquant.objectives import CrossEntropy
+from mrfquant.models import GPT, LeNet300
+from mrfquant.objectives import CrossEntropy, NextToken
 from mrfquant.schedules import CosineDecay, CosineTo, GeometricTo, LinearTo
 from mrfquant.training import Collector, Interrupted, Trainer
 
@@ -61,6 +61,46 @@ def test_stopped_anywhere_it_goes_on_to_the_bit(name, stop):
     second._best_state = best
     assert second.run(collectors=[after]) == whole_result
     assert before.records + after.records == expected.records
+
+
+def make_text(**settings):
+    torch.manual_seed(0)
+    data = characters("letters", "the quick brown fox jumps over the lazy dog. " * 30, context=8)
+    model = GPT(data.shape, data.outputs, layers=1, width=8, heads=1, dropout=0.1)
+    inference = ProximalMeanField(Labelling(model, [-1, 0, 1], which="weights"), ADAM, beta=GeometricTo(end=50.0))
+    settings = {"iterations": 20, "eval_interval": 8, "log_interval": 4, "batch_size": 8} | settings
+    return Trainer(model, data, inference, objective=NextToken(), clip=1.0, **settings), Records()
+
+
+def test_text_with_dropout_goes_on_to_the_bit_and_the_lowest_loss_is_the_best():
+    whole, expected = make_text()
+    result = whole.run(collectors=[expected])
+    losses = {iteration: values["val_loss"] for iteration, values in expected.records if "val_loss" in values}
+    assert losses[result["best_iteration"]] == result["best_val_loss"] == min(losses.values())
+    first, before = make_text()
+    with pytest.raises(Interrupted):
+        first.run(collectors=[before], should_stop=lambda: first.iteration == 13)
+    state = copy.deepcopy(first.state_dict())
+    second, after = make_text()
+    second.load_state_dict(state)
+    second._best_state = first._best_state
+    assert second.run(collectors=[after]) == result
+    assert before.records + after.records == expected.records
+
+
+def test_the_gradient_is_clipped_before_it_is_used():
+    trainer, _ = make(Reference, None, iterations=1, clip=1e-3)
+    before = copy.deepcopy(trainer.model)
+    images, labels = next(make(Reference, None)[0].batches)
+    seen = []  # gradients: Adam's first step would hide their size
+    step = trainer.inference.take_step
+    trainer.inference.take_step = lambda: (seen.extend(p.grad.clone() for p in trainer.model.parameters()), step())
+    trainer.run()
+    loss = torch.nn.functional.cross_entropy(before(images), labels)
+    expected = torch.autograd.grad(loss, list(before.parameters()))
+    norm = torch.cat([g.flatten() for g in expected]).norm()
+    for found, whole in zip(seen, expected, strict=True):
+        torch.testing.assert_close(found, whole * 1e-3 / norm, rtol=1e-3, atol=1e-9)
 
 
 def test_the_best_model_is_kept_not_the_last():
