@@ -48,8 +48,8 @@ def auxiliary_gradient(
 class DefaultAnnealing(Schedule):
     """Beta where none is given: from 1 to `end` over the budget, or the paper's without one.
 
-    Auxiliary variables are small numbers: it takes 1,000 to decide 98 % of the labels, after 100 steps as after 800; for
-    MD, whose steps do not grow with beta, ten times that. On u itself beta acts anew at each step: little is enough.
+    Auxiliary variables are small numbers: it takes 1,000 to decide 98 % of the labels, after 100 or 800 steps, and
+    10,000 for MD, whose steps do not grow with beta. On u itself beta acts anew at each step: little is enough.
     """
 
     def __init__(self, rho: float, end: float) -> None:

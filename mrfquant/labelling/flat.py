@@ -50,6 +50,8 @@ class FlatParameters:
             value.copy_(p.detach())
             p.data = value
             start += p.numel()
+        size = self.dtype.itemsize
+        self._places = {name: first * size for name, (first, last) in self.spans.items() if first < last}  # in bytes
         self.w.copy_(self._seen_w)
         self._attach()
 
@@ -66,11 +68,9 @@ class FlatParameters:
         Raises:
             BadInput: the parameters themselves are no views any more.
         """
-        values, gradients, size = self._seen_w.data_ptr(), self._seen_g.data_ptr(), self.dtype.itemsize
-        for name, p in self._parameters.items():  # two pointers each: microseconds
-            if not p.numel():
-                continue
-            place = self.spans[name][0] * size
+        values, gradients = self._seen_w.data_ptr(), self._seen_g.data_ptr()  # shared memory moves them
+        for name, place in self._places.items():  # two pointers each: microseconds
+            p = self._parameters[name]
             if p.data_ptr() != values + place:
                 raise _cut(name)
             if p.grad is None or p.grad.data_ptr() != gradients + place:
