@@ -22,6 +22,7 @@ from .inference import (
     Inference as Inference,
     LatentInference as LatentInference,
     ProjectedInference as ProjectedInference,
+    ByShape as ByShape,
 )
 
 # models of the loss, and the distribution that u stands for

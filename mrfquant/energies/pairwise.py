@@ -171,9 +171,10 @@ class PairwiseEnergy(Energy):
         with torch.no_grad():
             for name, layer, g in zip(names, layers, output_curvatures, strict=True):
                 inputs, output = self._seen[name]
-                a = second_moments(layer, inputs.to(layer.weight.dtype), sample_pixels=True)
+                kept = self._labelling.labelled.w.dtype  # wider than the layer's own if that is half precision
+                a = second_moments(layer, inputs.to(kept), sample_pixels=True)
                 positions = torch.full((1,), output.numel() / (len(output) * len(g)), dtype=a.dtype, device=a.device)
-                self._average(name, [a, g.view(groups(layer), -1), positions])
+                self._average(name, [a, g.view(groups(layer), -1).to(kept), positions])
             self._mass = self.decay * self._mass + 1 - self.decay
             self._rebuild()
         self._seen.clear()

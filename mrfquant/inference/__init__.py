@@ -1,9 +1,9 @@
 """Solvers: each minimises an energy over the labels of a network's parameters."""
 
-import mrfquant.inference.optimizers  # noqa: F401 - registers torch's optimizers with gin
 from mrfquant.inference.base import Inference
 from mrfquant.inference.latent import BinaryConnect, LatentInference, ProxQuant
 from mrfquant.inference.mean_field import MeanField
+from mrfquant.inference.optimizers import ByShape
 from mrfquant.inference.projected import (
     MirrorDescent,
     ProjectedInference,
@@ -15,6 +15,7 @@ from mrfquant.inference.reference import Reference
 
 __all__ = [
     "BinaryConnect",
+    "ByShape",
     "Inference",
     "LatentInference",
     "MeanField",

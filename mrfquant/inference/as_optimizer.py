@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
-from mrfquant.labelling import Labelling
+from mrfquant.inference.driven import Driven, by_shape, in_one_piece
+from mrfquant.inference.optimizers import Together
+from mrfquant.labelling import Block, Labelling
 
 Loss = TypeVar("Loss")
-OptimizerRecipe = Callable[[list[Tensor]], torch.optim.Optimizer]
+OptimizerRecipe = Callable[[list[Any]], torch.optim.Optimizer]
 
 
 class AsOptimizer(torch.optim.Optimizer, ABC):
@@ -21,27 +23,37 @@ class AsOptimizer(torch.optim.Optimizer, ABC):
 
     `param_groups` has the network's own parameters, so that their gradients can be clipped or unscaled, and the
     settings of the optimizer that drives the variables, so that schedulers can change them: what they set is handed on
-    at each step. That inner optimizer cannot be stepped by itself.
+    at each step. That inner optimizer cannot be stepped by itself. Its groups are those of the labelling, then that of
+    learned scales.
+
+    Weight decay pulls on the variables: auxiliary ones go towards undecided labels, latent weights towards their zero.
+    `Labelling(..., groups={"labelled": {"weight_decay": 0.0}})` keeps it to the free parameters.
 
     Attributes:
         optimizer: drives the variables of the blocks, in their order, then the free parameters.
     """
 
     def __init__(self, labelling: Labelling, variables: list[Tensor], recipe: OptimizerRecipe) -> None:
-        tensors = variables + ([labelling.free.w] if len(labelling.free) else [])
-        owned = [labelling.parameters_of(block) for block in labelling.blocks] + [labelling.free.parameters]
-        self.optimizer = recipe(tensors)
+        apart = bool(getattr(recipe, "by_shape", False))
+        driven = (by_shape if apart else in_one_piece)(labelling, variables)
+        self.optimizer = recipe(_as_groups(labelling, driven))
+        _check_settings(labelling, self.optimizer)
+        if isinstance(self.optimizer, Together) and not apart:
+            raise BadInput("ByShape has to know that it drives a solver: hand it over itself, not within a function")
         if labelling.learned is not None:  # a group of their own: decay would draw scales to 1
-            free_of = {"weight_decay": 0.0} if "weight_decay" in self.optimizer.defaults else {}
-            self.optimizer.add_param_group({"params": [labelling.learned.log], **free_of})
+            self.optimizer.add_param_group({"params": [labelling.learned.log]})
+            if "weight_decay" in (last := self.optimizer.param_groups[-1]):
+                last["weight_decay"] = 0.0
         # Its groups hold the tensors; ours hold, in their places, the parameters that these stand for.
-        place = {id(tensor): parameters for tensor, parameters in zip(tensors, owned, strict=False)}
+        place = {id(part.tensor): part.parameters for part in driven}
         groups = [
-            {**group, "params": [p for tensor in group["params"] for p in place.get(id(tensor), ())]}
+            {**group, "params": _once(p for tensor in group["params"] for p in place.get(id(tensor), ()))}
             for group in self.optimizer.param_groups
         ]
         self.labelling, self._complete = labelling, False
-        super().__init__(groups, dict(self.optimizer.defaults))
+        self._views = [part for part in driven if part.tensor is not part.base]
+        super().__init__(groups, {})  # the groups have all settings already
+        self.defaults = dict(self.optimizer.defaults)
         self._complete = True
         self._initial_rates = [group["lr"] for group in self.param_groups]
         self._guard()
@@ -86,7 +98,21 @@ class AsOptimizer(torch.optim.Optimizer, ABC):
         """Step the inner optimizer, with the settings that `param_groups` has now."""
         for ours, inner in zip(self.param_groups, self.optimizer.param_groups, strict=True):
             inner.update((name, value) for name, value in ours.items() if name != "params")
+        for part in self._views:
+            part.tensor.grad = None if part.base.grad is None else part.of(part.base.grad)
         type(self.optimizer).step(self.optimizer)
+        for part in self._views:
+            part.tensor.grad = None
+
+    def learning_rate(self, block: Block) -> float:
+        """That of a block's variables."""
+        own = {id(self.labelling.labelled.parameter(name)) for name in self.labelling.names_in(block)}
+        rates = {group["lr"] for group in self.param_groups if any(id(p) in own for p in group["params"])}
+        if len(rates) > 1:
+            raise BadInput(
+                f"{type(self).__name__} needs one learning rate for each level set: ByShape has {sorted(rates)}"
+            )
+        return rates.pop()
 
     def load_settings(self, state: dict[str, Any]) -> None:
         """Load the inner optimizer's state, and take its settings over."""
@@ -111,3 +137,30 @@ class AsOptimizer(torch.optim.Optimizer, ABC):
 def _refuse(closure: Callable[[], float] | None = None) -> None:
     """Stands in the place of the inner optimizer's step."""
     raise BadInput("this optimizer drives a solver's variables and trains nothing by itself: call solver.step()")
+
+
+def _as_groups(labelling: Labelling, driven: list[Driven]) -> list[Any]:
+    """What the recipe gets: the tensors, or groups of them with their settings."""
+    if not labelling.grouped:
+        return [part.tensor for part in driven]
+    return [
+        {**settings, "params": [part.tensor for part in driven if part.group == number]}
+        for number, settings in enumerate(labelling.settings)
+    ]
+
+
+def _check_settings(labelling: Labelling, optimizer: torch.optim.Optimizer) -> None:
+    """torch takes any name of a setting, and does nothing about those it does not know."""
+    parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
+    known = {name for part in parts for name in part.defaults}
+    for settings in labelling.settings:
+        if unknown := set(settings) - known:
+            raise BadInput(
+                f"Labelling.groups sets {min(unknown)!r}, the optimizer has {', '.join(sorted(known))}",
+                "Labelling.groups",
+            )
+
+
+def _once(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Each of them, at its first place."""
+    return list({id(p): p for p in parameters}.values())

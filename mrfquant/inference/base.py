@@ -34,7 +34,8 @@ class Inference(AsOptimizer):
 
     Args:
         labelling: the network's parameters.
-        optimizer: called with the list of tensors to drive: the variables of each block, then the free parameters.
+        optimizer: called with the list of tensors to drive: the variables of each block, then the free parameters; in
+            groups with their settings if the labelling has such.
         beta: the inverse temperature as a function of the iteration.
         energy: the model of the loss; first-order by default.
 
@@ -145,6 +146,7 @@ class Inference(AsOptimizer):
         """Set the network's weights from the variables."""
         for block, x in self.items():
             self.project(block, x)
+        self.labelling.publish()
 
     def finalize(self) -> nn.Module:
         """End training: the network becomes an ordinary one, without a solver, each labelled weight exactly on a level.
@@ -193,10 +195,12 @@ class Inference(AsOptimizer):
         with torch.no_grad():
             for block, chosen in zip(self.labelling.blocks, labels, strict=True):
                 block.write_labels(chosen)
+            self.labelling.labelled.publish()
         try:
             yield
         finally:
             self.labelling.labelled.w.copy_(kept)
+            self.labelling.labelled.publish()
 
     def settings(self) -> dict[str, float]:
         """What is in force now, known without touching a tensor."""
@@ -234,11 +238,13 @@ class Inference(AsOptimizer):
         """Where the solver stands, without what it needs only to go on: enough to round or to sample again."""
         return {
             "iteration": self.iteration,
+            "budget": self.budget,
             "variables": self.variables,
             "w": self.labelling.labelled.w,
             "levels": [list(block.levels.values) for block in self.labelling.blocks],
             "scale": self.labelling.scale,
             "free": self.labelling.free.w,
+            "order": self.labelling.order,
             "energy": self.energy.state_dict(),
         }
 
@@ -248,11 +254,14 @@ class Inference(AsOptimizer):
         own = self.solution()
         mine, given = ([x.shape for x in (*s["variables"], s["w"], s["free"])] for s in (own, solution))
         fits = mine == given and (own["scale"] is None) == (solution["scale"] is None)
+        fits = fits and own["order"] == solution.get("order")  # older files have none, nor groups
         if not fits or solution.get("levels", own["levels"]) != own["levels"]:  # older files have no levels
             raise BadInput(
-                "the saved state does not fit: it is of another network, other levels or another kind of solver"
+                "the saved state does not fit: it is of another network, other levels or groups, or another kind of "
+                "solver"
             )
         self.iteration = solution["iteration"]
+        self.budget = self.budget or solution.get("budget")
         for x, saved in zip(self.variables, solution["variables"], strict=True):
             x.copy_(saved)
         self.labelling.labelled.w.copy_(solution["w"])
@@ -265,6 +274,7 @@ class Inference(AsOptimizer):
             self.energy.load_state_dict(energy)
         for block, x in self.items():
             self.restore(block, x)
+        self.labelling.publish()
         self.labelling.accept_weights()
 
     def state_dict(self) -> dict[str, Any]:
@@ -300,6 +310,7 @@ class Inference(AsOptimizer):
                 self.labelling.learned.read()
             for block, x in self.items():
                 self.restore(block, x)
+            self.labelling.publish()
         self.labelling.accept_weights()
         self._shared = True
 

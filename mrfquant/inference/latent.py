@@ -97,7 +97,7 @@ class ProxQuant(LatentInference):
         if self.frozen:
             x.copy_(nearest)
         else:
-            reach = self.param_groups[0]["lr"] * self.reg_rate * (self.iteration // self.epoch)
+            reach = self.learning_rate(block) * self.reg_rate * (self.iteration // self.epoch)
             x.add_((nearest - x).clamp_(-reach, reach))
             self.clip(block, x)
         block.w.copy_(x if block.scale is None else x * block.scale)

@@ -1,4 +1,4 @@
-"""A block: the variables of a labelling that share one level set, and what can be said about them.
+"""A block: the variables of a labelling that share one level set and one group, and what can be said about them.
 
 u is kept in one of the two forms of `mrfquant.projections`: planes (d, m), or for two levels the pair form t (m,).
 """
@@ -27,6 +27,8 @@ class Block:
         w: (m,) the weights that the network computes with.
         g: (m,) the gradient of the loss with respect to them.
         scale: (m,) the positive number that multiplies the levels of each weight, or None for 1.
+        group: the number of its group of parameters, see `Labelling`.
+        precision: of the network's weights, which those here are rounded to; that of w by default.
     """
 
     levels: LevelSet
@@ -34,13 +36,14 @@ class Block:
     w: Tensor
     g: Tensor
     scale: Tensor | None = None
+    group: int = 0
+    precision: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         self.q = torch.tensor(self.levels.values, dtype=self.w.dtype, device=self.w.device)
-        if not self.q.isfinite().all() or len(self.q.unique()) < self.d:
-            raise BadInput(
-                f"the levels {list(self.levels.values)} are not {self.d} different numbers in {self.w.dtype}"
-            )
+        seen = self.q.to(self.precision or self.w.dtype)
+        if not seen.isfinite().all() or len(seen.unique()) < self.d:
+            raise BadInput(f"the levels {list(self.levels.values)} are not {self.d} different numbers in {seen.dtype}")
         self.midpoints = self.q.new_tensor(self.levels.midpoints)
         self.mean_level = sum(self.levels.values) / self.d
         self.centred_q = (self.q - self.mean_level)[:, None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,8 +18,12 @@ class FlatParameters:
     Moving or converting the module afterwards cuts the views: do it before; `collect` notices, and
     `check_same_parameters` notices parameters that were replaced.
 
+    Parameters of half precision are views of a second pair of vectors in their type; `w` and `g` are float32, so that
+    small updates add up. `publish` rounds `w` to what the network has, `collect` adds its gradients to `g`.
+
     Attributes:
         w: (m,) values. g: (m,) gradient, accumulated by backward.
+        dtype: of the network's parameters.
         spans: name -> (start, stop) within the vectors, in the order given.
     """
 
@@ -28,18 +32,27 @@ class FlatParameters:
         if len(kinds) > 1:
             found = ", ".join(f"{dtype} on {device}" for dtype, device in sorted(kinds, key=str))
             raise BadInput(f"the parameters are {found}: convert the network to one type on one device first")
-        dtype, device = kinds.pop() if kinds else (torch.float32, None)
-        self.w = torch.empty(sum(p.numel() for p in parameters.values()), dtype=dtype, device=device)
+        self.dtype, device = kinds.pop() if kinds else (torch.float32, None)
+        wide = torch.promote_types(self.dtype, torch.float32)
+        self.w = torch.empty(sum(p.numel() for p in parameters.values()), dtype=wide, device=device)
         self.g = torch.zeros_like(self.w)
+        # What the network reads and backward writes: these very vectors, if the precision allows it.
+        half = self.dtype != wide
+        self._seen_w = torch.empty_like(self.w, dtype=self.dtype) if half else self.w
+        self._seen_g = torch.zeros_like(self._seen_w) if half else self.g
         self.spans: dict[str, tuple[int, int]] = {}
         self._parameters = dict(parameters)
         start = 0
         for name, p in parameters.items():
             self.spans[name] = (start, start + p.numel())
-            value = self.w.as_strided(p.shape, torch.empty_like(p).stride(), start)  # channels_last stays channels_last
+            strides = torch.empty_like(p).stride()  # channels_last stays channels_last
+            value = self._seen_w.as_strided(p.shape, strides, start)
             value.copy_(p.detach())
             p.data = value
             start += p.numel()
+        size = self.dtype.itemsize
+        self._places = {name: first * size for name, (first, last) in self.spans.items() if first < last}  # in bytes
+        self.w.copy_(self._seen_w)
         self._attach()
 
     def __len__(self) -> int:
@@ -55,22 +68,55 @@ class FlatParameters:
         Raises:
             BadInput: the parameters themselves are no views any more.
         """
-        for name, p in self._parameters.items():  # two pointers each: microseconds
-            value, gradient = self._pointers[name]
-            if p.data_ptr() != value:
+        values, gradients = self._seen_w.data_ptr(), self._seen_g.data_ptr()  # shared memory moves them
+        for name, place in self._places.items():  # two pointers each: microseconds
+            p = self._parameters[name]
+            if p.data_ptr() != values + place:
                 raise _cut(name)
-            if p.grad is None or p.grad.data_ptr() != gradient:
-                view = self.view(name, self.g)
+            if p.grad is None or p.grad.data_ptr() != gradients + place:
+                view = self.view(name, self._seen_g)
                 if p.grad is None:
                     view.zero_()
                 else:
                     view.copy_(p.grad)
                 p.grad = view
+        if self._seen_g is not self.g:
+            self.g.add_(self._seen_g)
+            self._seen_g.zero_()  # it is counted
+
+    def publish(self) -> None:
+        """Show the network what `w` says."""
+        if self._seen_w is not self.w:
+            self._seen_w.copy_(self.w)
+
+    def adopt_written(self) -> None:
+        """Take into `w` what was written to parameters beside it, where these have memory of their own."""
+        if self._seen_w is self.w:
+            return
+        for name, p in self._parameters.items():
+            if p._version != self._versions[name]:
+                self.view(name, self.w).copy_(p.detach())
+        self.accept()
+
+    def zero_gradient(self) -> None:
+        """Clear what backward has accumulated."""
+        self.g.zero_()
+        if self._seen_g is not self.g:
+            self._seen_g.zero_()
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """In the order of the vectors."""
         return list(self._parameters.values())
+
+    def parameter(self, name: str) -> nn.Parameter:
+        """One of them."""
+        return self._parameters[name]
+
+    def span_of(self, names: Iterable[str]) -> tuple[int, int]:
+        """Where parameters that follow each other are, all together."""
+        spans = [self.spans[name] for name in names]
+        return spans[0][0], spans[-1][1]
 
     def frozen(self) -> list[tuple[int, int]]:
         """The spans of the parameters that do not ask for a gradient at the moment."""
@@ -101,17 +147,15 @@ class FlatParameters:
                 raise _cut(name)
 
     def _attach(self) -> None:
-        self._pointers = {}
         for name, p in self._parameters.items():
-            p.grad = self.view(name, self.g)
-            self._pointers[name] = (p.data_ptr(), p.grad.data_ptr())
+            p.grad = self.view(name, self._seen_g)
         self.accept()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has vectors of its own: its parameters are views of them, at other places."""
         self.__dict__.update(state)
         for name, p in self._parameters.items():
-            p.data = self.view(name, self.w)
+            p.data = self.view(name, self._seen_w)
         self._attach()
 
 

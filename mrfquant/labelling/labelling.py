@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from mrfquant.config.settings import configurable
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling.block import Block
 from mrfquant.labelling.flat import FlatParameters
+from mrfquant.labelling.groups import Groups, groups_by_name
 from mrfquant.labelling.levels import LevelSet
 from mrfquant.labelling.scales import LearnedScales
 from mrfquant.labelling.selection import PRESETS
@@ -46,12 +48,17 @@ class Labelling:
             magnitude of its initial weights over that of the levels, as Binary Weight Networks do. Where all of these
             are 0, a random start's magnitude is taken.
         learn_scale: let the optimizer move the scales together with the variables.
+        groups: settings of the optimizer for some of the parameters, as {"norms and biases": {"weight_decay": 0.0}}. A
+            key is a pattern of names, 'labelled', 'norms and biases' (parameters of fewer than two dimensions, and
+            those of norms), a name that `which` takes, or a function from the network to names; the first that fits
+            counts. What fits none has the optimizer's own settings, and is the last group.
 
     Attributes:
         model: the network.
         labelled: the labelled parameters in one vector.
         free: the other parameters in one vector.
-        blocks: views of `labelled`, one per level set.
+        blocks: views of `labelled`, one per level set and group.
+        settings: of the optimizer, one mapping for each group.
         scale: (m,) or None for 1.
     """
 
@@ -64,6 +71,7 @@ class Labelling:
         which: Literal["everything", "weights", "inner weights"] | Callable[..., Any] = "everything",
         start: Literal["random", "weights"] = "random",
         learn_scale: bool = False,
+        groups: Groups | None = None,
     ) -> None:
         if isinstance(scale, bool) or (not isinstance(scale, str) and not 0 < scale < math.inf):
             raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel' or a number above 0")
@@ -79,9 +87,13 @@ class Labelling:
         sets = {n: s for n, s in _sets_by_name(trainable, levels, exclude).items() if n in selected}
         if levels is not None and not sets:
             raise BadInput("which and exclude leave no parameter to label: leave something in", "Labelling.exclude")
-        ordered = {s: {n: p for n, p in trainable.items() if sets.get(n) == s} for s in dict.fromkeys(sets.values())}
-        self.labelled = FlatParameters({n: p for group in ordered.values() for n, p in group.items()})
-        self.free = FlatParameters({n: p for n, p in trainable.items() if n not in sets})
+        self.grouped = bool(groups)
+        self.settings, self.group_of = groups_by_name(model, trainable, set(sets), groups or {})
+        rank = {level_set: place for place, level_set in enumerate(dict.fromkeys(sets.values()))}
+        ordered = sorted(sets, key=lambda n: (rank[sets[n]], self.group_of[n]))  # stable: one group changes nothing
+        free = sorted((n for n in trainable if n not in sets), key=self.group_of.__getitem__)
+        self.labelled = FlatParameters({n: trainable[n] for n in ordered})
+        self.free = FlatParameters({n: trainable[n] for n in free})
         self.scale = None if scale == "none" else self._scales(sets, scale)
         self.learned: LearnedScales | None = None
         if learn_scale:
@@ -89,12 +101,11 @@ class Labelling:
                 raise BadSetting("Labelling.learn_scale", True, "False where there is no scale: set Labelling.scale")
             self.learned = LearnedScales(self._shared_lengths(scale == "channel"), self.scale)
         self.blocks: list[Block] = []
-        first = 0
-        for level_set, group in ordered.items():
-            stop = first + sum(p.numel() for p in group.values())
-            w, g = self.labelled.w[first:stop], self.labelled.g[first:stop]
-            self.blocks.append(Block(level_set, first, w, g, None if self.scale is None else self.scale[first:stop]))
-            first = stop
+        for (level_set, group), names in groupby(ordered, lambda n: (sets[n], self.group_of[n])):
+            first, last = self.labelled.span_of(names)
+            w, g = self.labelled.w[first:last], self.labelled.g[first:last]
+            part = None if self.scale is None else self.scale[first:last]
+            self.blocks.append(Block(level_set, first, w, g, part, group, self.labelled.dtype))
 
     def __len__(self) -> int:
         """The number of labelled variables."""
@@ -107,8 +118,15 @@ class Labelling:
             _random_start(self.labelled.view(name, start))
         return start
 
+    @property
+    def order(self) -> list[int] | None:
+        """Where the parameters are in the vectors: their numbers in the network's order; None without groups."""
+        numbers = {name: number for number, name in enumerate(self.group_of)}
+        return [numbers[name] for name in (*self.labelled.spans, *self.free.spans)] if self.grouped else None
+
     def gradients(self) -> tuple[Tensor, Tensor]:
         """What backward has accumulated, of the labelled and of the free parameters: (m,) each."""
+        self.free.adopt_written()
         self.labelled.collect()
         self.free.collect()
         return self.labelled.g, self.free.g
@@ -142,15 +160,19 @@ class Labelling:
         self.labelled.accept()
         self.free.accept()
 
+    def publish(self) -> None:
+        """Show the network the weights of the vectors."""
+        self.labelled.publish()
+        self.free.publish()
+
     def release(self) -> None:
         """Give every parameter memory of its own: the network is an ordinary one again."""
         self.labelled.release()
         self.free.release()
 
-    def parameters_of(self, block: Block) -> list[nn.Parameter]:
-        """The network's parameters whose weights are in a block."""
-        named = zip(self.labelled.spans.values(), self.labelled.parameters, strict=True)
-        return [p for (first, _), p in named if block.start <= first < block.start + block.m]
+    def names_in(self, block: Block) -> list[str]:
+        """Of the parameters whose weights are in a block."""
+        return [n for n, (first, _) in self.labelled.spans.items() if block.start <= first < block.start + block.m]
 
     def summary(self) -> str:
         """A table of what is labelled, with which levels, scale and bits, and what stays free."""
@@ -177,8 +199,8 @@ class Labelling:
 
     def zero_gradient(self) -> None:
         """Clear what backward has accumulated."""
-        self.labelled.g.zero_()
-        self.free.g.zero_()
+        self.labelled.zero_gradient()
+        self.free.zero_gradient()
 
     def block_of(self, name: str) -> Block:
         """The block that the labelled parameter `name` belongs to."""
@@ -190,7 +212,7 @@ class Labelling:
         for name in self.labelled.spans:
             q, values = self.block_of(name).q, state[name].to(self.labelled.w.device)
             scale = 1 if self.scale is None else self.labelled.view(name, self.scale)
-            if not torch.stack([values == level * scale for level in q]).any(0).all():
+            if not torch.stack([values == (level * scale).to(values.dtype) for level in q]).any(0).all():
                 raise BadInput(f"{name} has weights that are not on the levels {q.tolist()}")
 
     def _shared_lengths(self, by_channel: bool) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which parameters of a network are labelled: by the type of the layer that they belong to, or by a preset."""
+"""Which parameters of a network are meant: by the type of the layer that they belong to, or by a preset."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ PRODUCTS = (
     nn.RNNBase,
     nn.RNNCellBase,
 )
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def weights_of(*types: type[nn.Module]) -> Selection:
@@ -50,4 +52,11 @@ def inner_weights(model: nn.Module) -> set[str]:
     return set(ordered[1:-1])
 
 
+def norms_and_biases(model: nn.Module) -> set[str]:
+    """What is usually left out of weight decay: parameters of fewer than two dimensions, and those of norms."""
+    of_norms = {id(p) for module in model.modules() if isinstance(module, NORMS) for p in module.parameters()}
+    return {name for name, p in model.named_parameters() if p.dim() < 2 or id(p) in of_norms}
+
+
 PRESETS: dict[str, Selection] = {"everything": everything, "weights": weights, "inner weights": inner_weights}
+GROUP_PRESETS: dict[str, Selection] = {**PRESETS, "norms and biases": norms_and_biases}

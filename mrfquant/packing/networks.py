@@ -67,7 +67,7 @@ def pack_model(
         form: Encoding = encoding if len(levels) == 3 else "bits"
         part = None if scale is None else _compact(labelling.labelled.view(name, scale.cpu()).float())
         try:
-            parameters[name] = PackedParameter.of(_storable(name, state[name]), levels, form, part)
+            parameters[name] = PackedParameter.of(_storable(name, state[name]), levels, form, part, state[name].dtype)
         except BadInput as error:
             raise BadInput(f"{name}: {error}; only what is exactly on its levels can be packed") from None
     labelled = {id(p): name for name, p in model.named_parameters() if name in parameters}

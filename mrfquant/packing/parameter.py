@@ -29,13 +29,19 @@ class PackedParameter:
 
     @classmethod
     def of(
-        cls, values: Tensor, levels: tuple[float, ...], encoding: Encoding = "bits", scale: Tensor | None = None
+        cls,
+        values: Tensor,
+        levels: tuple[float, ...],
+        encoding: Encoding = "bits",
+        scale: Tensor | None = None,
+        precision: torch.dtype | None = None,
     ) -> PackedParameter:
-        """Pack weights; refuses those that are not exactly on their levels."""
+        """Pack weights; refuses those that are not exactly on their levels, as these are in `precision`."""
         values = values.detach().cpu()
         labels = torch.full(values.shape, -1, dtype=torch.int32, device="cpu")
         for label, level in enumerate(torch.tensor(levels, dtype=values.dtype, device="cpu")):
-            labels[(values == level * _spread(scale, values.shape)).view(values.shape)] = label
+            expected = (level * _spread(scale, values.shape)).to(precision or values.dtype)
+            labels[(values == expected).view(values.shape)] = label
         if (off := int((labels < 0).sum())) > 0:
             raise BadInput(f"{off} of {values.numel()} weights are not on the levels {levels}")
         return cls(pack(labels, len(levels), encoding), tuple(values.shape), levels, encoding, scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -120,13 +121,14 @@ def _built(slot: str, part: Any) -> Any:
 def _with_clear_errors(optimizer: Callable[..., Any]) -> Callable[..., Any]:
     """The recipe, with torch's complaints about its settings as ours."""
 
+    @functools.wraps(optimizer)  # with what it says about itself, as ByShape does
     def build(parameters: Any) -> torch.optim.Optimizer:
         try:
             return _built("optimizer", optimizer(parameters))
         except BadInput:
             raise
         except (ValueError, TypeError, RuntimeError) as error:
-            name, message = optimizer.__name__, str(error).split("\n")[0]
+            name, message = getattr(optimizer, "__name__", type(optimizer).__name__), str(error).split("\n")[0]
             raise BadInput(f"the optimizer {name} cannot be built: {message}", binding=name) from None
 
     return build

@@ -1,10 +1,14 @@
-"""Annealing schedules: the paper's is the authors' loop, the others go from start to end over the budget."""
+"""Annealing schedules: the paper's is the authors' loop, the others go from start to end over the budget, and so does
+the default where there is one."""
 
+import functools
 import itertools
 import math
 
 import pytest
+import torch
 
+import mrfquant as mq
 from mrfquant.errors import BadSetting
 from mrfquant.schedules import CosineTo, Geometric, GeometricTo, LinearTo
 
@@ -91,3 +95,47 @@ def test_a_run_without_iterations_has_a_value(kind):
 def test_impossible_end_points_are_refused_by_name(kind, setting):
     with pytest.raises(BadSetting, match=f"{kind.__name__}.{next(iter(setting))}"):
         kind(**setting)
+
+
+DEFAULTS = {
+    "PMF": (mq.ProximalMeanField, 1.02, 1e3),
+    "PGD": (mq.SparsemaxPGD, 1.01, 1e3),
+    "MD": (mq.MirrorDescent, 1.02, 1e4),
+    "PROJ": (functools.partial(mq.ProjectedInference, projection=mq.Softmax()), 1.02, 1e3),
+}
+
+
+@pytest.mark.parametrize(("solver", "rho", "end"), DEFAULTS.values(), ids=DEFAULTS)
+def test_beta_grows_with_the_budget_by_default_and_as_in_the_paper_without_one(solver, rho, end):
+    made, again = (
+        solver(mq.Labelling(torch.nn.Linear(2, 2), [-1, 1]), functools.partial(torch.optim.SGD, lr=0.1))
+        for _ in range(2)
+    )
+    made.iteration = 250
+    assert made.beta == pytest.approx(rho**3)
+    made.prepare(500)
+    assert made.beta == pytest.approx(end**0.5)
+    made.iteration = 500
+    assert made.beta == pytest.approx(end)
+    again.load_state_dict(made.state_dict())  # which knows how long the run is
+    assert again.beta == made.beta
+
+
+SHORT = {
+    "PMF": mq.ProximalMeanField,
+    "PGD": mq.SparsemaxPGD,
+    "MD": mq.MirrorDescent,
+    "PMF without auxiliary": functools.partial(mq.ProximalMeanField, auxiliary=False),
+    "PGD without auxiliary": functools.partial(mq.SparsemaxPGD, auxiliary=False),
+}
+
+
+@pytest.mark.parametrize("solver", SHORT.values(), ids=SHORT)
+@pytest.mark.parametrize("levels", [[-1, 1], [-1, 0, 1]], ids=["2 levels", "3 levels"])
+def test_by_default_a_short_run_ends_decided_and_accurate(on_digits, solver, levels):
+    model = on_digits.network()
+    labelling = mq.Labelling(model, levels, which="weights", scale="channel")
+    made = solver(labelling, functools.partial(torch.optim.Adam, lr=0.01))
+    on_digits.train(model, made, 100)
+    assert made.diagnostics()["decided"] > 0.95
+    assert on_digits.accuracy(made.finalize()) > 0.88

@@ -3,9 +3,11 @@
 import copy
 import functools
 import io
+import pickle
 import warnings
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 from torch.nn import functional
@@ -201,6 +203,58 @@ def test_finalized_the_network_is_an_ordinary_one_on_its_levels(levels, solver):
     network = mq.pack_model(model, solver.labelling)
     assert same(dict(network.state_dict()), model.state_dict())
     torch.export.export(model, (torch.zeros(2, 12),))
+
+
+def test_a_labelled_network_is_pickled_and_saved_as_any_other():
+    model, solver = make()
+    train(model, solver, 0, 5)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)):
+        assert same(weights(model), weights(other))
+        assert not {p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in other.parameters()}
+    assert file.tell() < 3 * sum(p.nbytes for p in model.parameters()) + 8000  # the vectors are stored once
+
+
+@every_level_set
+def test_a_network_in_shared_memory_trains_and_is_seen(levels):
+    (model, solver), (other, expected) = make(levels), make(levels)
+    model.share_memory()
+    train(model, solver, 0, 5)
+    train(other, expected, 0, 5)
+    assert same(weights(model), weights(other))
+    assert all(p.is_shared() for p in model.parameters())
+
+
+def test_safetensors_refuses_views_and_takes_the_finalized_network(tmp_path):
+    model, solver = make()
+    with pytest.raises(RuntimeError, match="covering the entire storage"):
+        safetensors.torch.save_model(model, tmp_path / "views.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        solver.finalize()
+    safetensors.torch.save_model(model, tmp_path / "model.safetensors")
+    other = network(1)
+    safetensors.torch.load_model(other, tmp_path / "model.safetensors")
+    assert same(weights(model), weights(other))
+
+
+def test_state_dicts_are_aliases_within_rounded():
+    model, solver = make()
+    with solver.rounded():
+        kept = model.state_dict()
+        solver.labelling.check_on_levels(kept)
+    with pytest.raises(mq.BadInput, match="not on the levels"):
+        solver.labelling.check_on_levels(kept)
+
+
+@pytest.mark.parametrize("convert", [nn.Module.double, nn.Module.half], ids=["double", "half"])
+def test_a_conversion_before_the_first_step_is_noticed(convert):
+    model, solver = make()
+    convert(model)
+    with pytest.raises(mq.BadInput, match="the network was moved, converted"):
+        solver.step()
 
 
 def test_ending_undecided_is_told():
