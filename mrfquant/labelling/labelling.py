@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from mrfquant.config.settings import configurable
+from mrfquant.config.settings import Count, configurable
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling.block import Block
 from mrfquant.labelling.flat import FlatParameters
 from mrfquant.labelling.levels import LevelSet
-from mrfquant.labelling.scales import LearnedScales
+from mrfquant.labelling.scales import Scales, Sharing
 from mrfquant.labelling.selection import PRESETS
 from mrfquant.text import aligned
 
@@ -40,19 +40,20 @@ class Labelling:
         exclude: patterns of names that stay free in any case.
         start: where solvers start: 'random', as in the paper, or 'weights', at the weights that the network has, so
             that a trained one keeps what it has learned. Take a `scale` for it: the levels have to reach the weights.
-            'layer' and 'channel' are doubled for it, so that they reach nine of ten, and it pays to learn them.
-        scale: 'none' uses the levels as they are; a number multiplies them; 'layer' and 'channel' multiply the levels
-            of each tensor, or of each slice along its first dimension (a layer's output channel), by the mean
-            magnitude of its initial weights over that of the levels, as Binary Weight Networks do. Where all of these
-            are 0, a random start's magnitude is taken.
+            All but a number are doubled for it, so that they reach nine of ten, and it pays to learn them.
+        scale: 'none' uses the levels as they are; a number multiplies them; 'layer', 'channel' and 'group' multiply the
+            levels of each tensor, of each slice along its first dimension (a layer's output channel), or of each run
+            of `group_size` weights of such a slice, by the mean magnitude of the initial weights there over that of
+            the levels, as Binary Weight Networks do. Where all of these are 0, a random start's magnitude is taken.
         learn_scale: let the optimizer move the scales together with the variables.
+        group_size: weights that share a scale where it is 'group'; the last run of a slice may be shorter.
 
     Attributes:
         model: the network.
         labelled: the labelled parameters in one vector.
         free: the other parameters in one vector.
         blocks: views of `labelled`, one per level set.
-        scale: (m,) or None for 1.
+        scales: of runs of weights, or None for 1.
     """
 
     def __init__(
@@ -60,13 +61,14 @@ class Labelling:
         model: nn.Module,
         levels: Levels | Mapping[str, Levels] | None = None,
         exclude: Sequence[str] = (),
-        scale: Literal["none", "layer", "channel"] | float = "none",
+        scale: Literal["none", "layer", "channel", "group"] | float = "none",
         which: Literal["everything", "weights", "inner weights"] | Callable[..., Any] = "everything",
         start: Literal["random", "weights"] = "random",
         learn_scale: bool = False,
+        group_size: Count = 64,
     ) -> None:
         if isinstance(scale, bool) or (not isinstance(scale, str) and not 0 < scale < math.inf):
-            raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel' or a number above 0")
+            raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel', 'group' or a number above 0")
         if isinstance(exclude, str):
             raise BadSetting("Labelling.exclude", exclude, f"a list of patterns, as [{exclude!r}]")
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -74,20 +76,19 @@ class Labelling:
             raise BadInput("the network has no trainable parameter: there is nothing to label or to train")
         self.model, self.start = model, start
         selected = PRESETS[which](model) if isinstance(which, str) else set(which(model))
-        if unknown := selected - {name for name, _ in model.named_parameters(remove_duplicate=False)}:
+        names = dict(model.named_parameters(remove_duplicate=False))
+        if unknown := selected - names.keys():
             raise BadInput(f"Labelling.which selects {min(unknown)!r}: there is no such parameter", "Labelling.which")
-        sets = {n: s for n, s in _sets_by_name(trainable, levels, exclude).items() if n in selected}
+        chosen = {id(names[name]) for name in selected}  # a parameter may have several names
+        sets = {n: s for n, s in _sets_by_name(trainable, levels, exclude).items() if id(trainable[n]) in chosen}
         if levels is not None and not sets:
             raise BadInput("which and exclude leave no parameter to label: leave something in", "Labelling.exclude")
         ordered = {s: {n: p for n, p in trainable.items() if sets.get(n) == s} for s in dict.fromkeys(sets.values())}
         self.labelled = FlatParameters({n: p for group in ordered.values() for n, p in group.items()})
         self.free = FlatParameters({n: p for n, p in trainable.items() if n not in sets})
-        self.scale = None if scale == "none" else self._scales(sets, scale)
-        self.learned: LearnedScales | None = None
-        if learn_scale:
-            if self.scale is None:
-                raise BadSetting("Labelling.learn_scale", True, "False where there is no scale: set Labelling.scale")
-            self.learned = LearnedScales(self._shared_lengths(scale == "channel"), self.scale)
+        if learn_scale and scale == "none":
+            raise BadSetting("Labelling.learn_scale", True, "False where there is no scale: set Labelling.scale")
+        self.scales = self._scales(sets, scale, group_size, learn_scale)
         self.blocks: list[Block] = []
         first = 0
         for level_set, group in ordered.items():
@@ -99,6 +100,16 @@ class Labelling:
     def __len__(self) -> int:
         """The number of labelled variables."""
         return len(self.labelled)
+
+    @property
+    def scale(self) -> Tensor | None:
+        """The scale of every labelled weight (m,), or None for 1."""
+        return None if self.scales is None else self.scales.each
+
+    @property
+    def learned(self) -> Scales | None:
+        """The scales, if the optimizer moves them."""
+        return self.scales if self.scales is not None and self.scales.learned else None
 
     def initial_weights(self) -> Tensor:
         """A random start (m,): Xavier-uniform for tensors of two or more dimensions, N(0, 0.1²) for the others."""
@@ -193,30 +204,31 @@ class Labelling:
             if not torch.stack([values == level * scale for level in q]).any(0).all():
                 raise BadInput(f"{name} has weights that are not on the levels {q.tolist()}")
 
-    def _shared_lengths(self, by_channel: bool) -> list[int]:
-        """How many neighbouring weights share a scale."""
-        lengths: list[int] = []
-        for p in self.labelled.parameters:
-            parts = len(p) if by_channel and p.dim() > 1 else 1
-            lengths += [p.numel() // parts] * parts
-        return lengths
-
-    def _scales(self, sets: Mapping[str, LevelSet], scale: str | float) -> Tensor:
-        scales = torch.empty_like(self.labelled.w)
-        for name in self.labelled.spans:
-            weights, part = self.labelled.view(name, self.labelled.w), self.labelled.view(name, scales)
-            if isinstance(scale, int | float):
-                part.fill_(scale)
-                continue
-            kept = 1 if scale == "channel" and weights.dim() > 1 else 0  # leading dimensions with a scale of their own
-            magnitude = weights.abs().mean(tuple(range(kept, weights.dim())), keepdim=True)
-            levels = [abs(v) for v in sets[name].values]
-            if not (magnitude > 0).all():
-                usual = _random_start(torch.empty_like(weights)).abs().mean()
-                magnitude = torch.where(magnitude > 0, magnitude, usual)
-            reach = REACH if self.start == "weights" else 1.0
-            part.copy_((reach * magnitude / (sum(levels) / len(levels))).expand_as(part))
+    def _scales(
+        self, sets: Mapping[str, LevelSet], scale: str | float, group_size: int, learned: bool
+    ) -> Scales | None:
+        if scale == "none":
+            return None
+        if not isinstance(scale, str):
+            scales = Scales(self.labelled, None, learned=learned)
+            scales.each.fill_(scale)
+        else:
+            scales = Scales(self.labelled, cast(Sharing, scale), group_size, learned)
+            scales.spread(self._initial_scales(sets, scales))
+        scales.read()
         return scales
+
+    def _initial_scales(self, sets: Mapping[str, LevelSet], scales: Scales) -> Tensor:
+        """The mean magnitude of the weights of each run over that of their levels, with some reach: (c,)."""
+        magnitudes = scales.average(self.labelled.w.abs())
+        for name, (first, last) in self.labelled.spans.items():
+            found = magnitudes[scales.span(first, last)]
+            if not (found > 0).all():
+                usual = _random_start(torch.empty_like(self.labelled.view(name, self.labelled.w))).abs().mean()
+                found.copy_(torch.where(found > 0, found, usual))
+            levels = [abs(v) for v in sets[name].values]
+            found.mul_(REACH if self.start == "weights" else 1.0).div_(sum(levels) / len(levels))
+        return magnitudes
 
 
 def _random_start(tensor: Tensor) -> Tensor:

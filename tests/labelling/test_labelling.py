@@ -301,6 +301,11 @@ def test_patterns_that_decide_nothing_are_refused(levels, exclude, pattern):
     assert pattern in str(error.value)
 
 
+def test_a_shared_parameter_is_selected_by_any_of_its_names():
+    labelling = Labelling(net(), [-1, 1], which=lambda model: {"outward.weight", "twice.bias"})
+    assert list(labelling.labelled.spans) == ["twice.bias", "inward.weight"]
+
+
 def test_networks_and_settings_that_leave_nothing_to_do_are_refused():
     for empty in (nn.ReLU(), net().requires_grad_(False)):
         with pytest.raises(BadInput, match="no trainable parameter"):
