@@ -2,7 +2,7 @@
 
 import mrfquant.inference.optimizers  # noqa: F401 - registers torch's optimizers with gin
 from mrfquant.inference.base import Inference
-from mrfquant.inference.latent import BinaryConnect, LatentInference, ProxQuant
+from mrfquant.inference.latent import BinaryConnect, LatentInference, ProxQuant, StraightThrough
 from mrfquant.inference.mean_field import MeanField
 from mrfquant.inference.projected import (
     MirrorDescent,
@@ -25,4 +25,5 @@ __all__ = [
     "ProximalMeanField",
     "Reference",
     "SparsemaxPGD",
+    "StraightThrough",
 ]
