@@ -1,4 +1,4 @@
-"""Networks that people have: labelled, trained, packed, and loaded into a fresh one that computes the same to the bit."""
+"""Networks that people have: labelled, trained, packed, and loaded into fresh ones that compute the same to the bit."""
 
 import copy
 import warnings
