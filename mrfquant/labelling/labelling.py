@@ -40,7 +40,7 @@ class Labelling:
         exclude: patterns of names that stay free in any case.
         start: where solvers start: 'random', as in the paper, or 'weights', at the weights that the network has, so
             that a trained one keeps what it has learned. Take a `scale` for it: the levels have to reach the weights.
-            All but a number are doubled for it, so that they reach nine of ten, and it pays to learn them.
+            Scales that are not a number are doubled for it: they reach nine of ten weights, and it pays to learn them.
         scale: 'none' uses the levels as they are; a number multiplies them; 'layer', 'channel' and 'group' multiply the
             levels of each tensor, of each slice along its first dimension (a layer's output channel), or of each run
             of `group_size` weights of such a slice, by the mean magnitude of the initial weights there over that of

@@ -80,7 +80,7 @@ class Scales:
 
     def gradient(self, g: Tensor, w: Tensor) -> Tensor:
         """With respect to θ, from the gradient on the weights and the weights: (c,)."""
-        return self.average(g * w) * self.lengths.sqrt()
+        return self.average(g * w) * self.lengths.to(w.dtype).sqrt()
 
     def span(self, first: int, last: int) -> slice:
         """The place among all runs of those of the parameter from `first` to `last` of the labelled vector."""

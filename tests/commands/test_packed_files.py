@@ -63,7 +63,7 @@ def test_a_network_is_written_as_onnx_too(runs, tmp_path, capsys):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     file, onnx = tmp_path / "model.safetensors", tmp_path / "model.onnx"
-    assert pack.main([str(runs / "binary"), "-o", str(file), "--onnx", str(onnx)]) == 0
+    assert pack.main([str(runs / "ternary"), "-o", str(file), "--onnx", str(onnx)]) == 0
     assert f"{onnx}, {onnx.stat().st_size:,} bytes" in capsys.readouterr().out
     images = torch.randn(3, 1, 28, 28)
     (logits,) = runtime.InferenceSession(onnx).run(None, {"images": images.numpy()})

@@ -415,7 +415,7 @@ def test_the_gradient_of_a_scale_is_the_derivative_of_the_loss(scale):
         expected = scales_by_gradient(model, labelling, loss)
     loss(model).backward()
     g, _ = labelling.gradients()
-    found = labelling.learned.gradient(g, labelling.labelled.w.detach()) * labelling.learned.lengths.sqrt()
+    found = labelling.learned.gradient(g, labelling.labelled.w.detach()) * labelling.learned.lengths.double().sqrt()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert len(found) == {"layer": 4, 0.3: 4, "channel": 4 + 1 + 3 + 1}[scale]
 

@@ -58,7 +58,7 @@ def test_the_gradient_of_learned_groups_is_the_derivative_of_the_loss(model):
     labelling = Labelling(model, [-1, 1], scale="group", group_size=4, learn_scale=True)
     scales, w = labelling.learned, labelling.labelled.w
     model().backward()
-    found = scales.gradient(labelling.gradients()[0], w.detach()) * scales.lengths.sqrt()
+    found = scales.gradient(labelling.gradients()[0], w.detach()) * scales.lengths.double().sqrt()
     theta, u = scales.log.clone(), w.detach() / labelling.scale
 
     def loss(theta):
