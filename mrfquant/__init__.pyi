@@ -18,6 +18,7 @@ from .inference import (
     MeanField as MeanField,
     BinaryConnect as BinaryConnect,
     ProxQuant as ProxQuant,
+    StraightThrough as StraightThrough,
     Reference as Reference,
     Inference as Inference,
     LatentInference as LatentInference,

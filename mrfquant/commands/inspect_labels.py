@@ -81,7 +81,7 @@ def table(rows: list[Row], network: PackedNetwork) -> str:
             [
                 row.name,
                 "x".join(map(str, p.shape)),
-                " ".join(f"{q:g}" for q in p.levels) + ("" if p.scale is None else " x scale"),
+                " ".join(f"{q:g}" for q in p.levels) + _scale(p),
                 f"{8 * p.data.numel() / max(1, p.numel):.2f}",
                 " ".join(f"{100 * share:.1f}" for share in row.shares),
                 f"{row.entropy:.3f}",
@@ -92,6 +92,13 @@ def table(rows: list[Row], network: PackedNetwork) -> str:
         shape = "x".join(map(str, tensor.shape)) or "1"
         lines.append([name, shape, "float", f"{8 * tensor.element_size()}", "", "", f"{tensor.nbytes:,}"])
     return aligned(lines)
+
+
+def _scale(p: PackedParameter) -> str:
+    """What multiplies the levels."""
+    if p.scale is None:
+        return ""
+    return " x scale" if p.group_size is None else f" x scale of {p.group_size}"
 
 
 def draw(rows: list[Row], path: Path) -> None:

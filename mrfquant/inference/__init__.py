@@ -1,7 +1,7 @@
 """Solvers: each minimises an energy over the labels of a network's parameters."""
 
 from mrfquant.inference.base import Inference
-from mrfquant.inference.latent import BinaryConnect, LatentInference, ProxQuant
+from mrfquant.inference.latent import BinaryConnect, LatentInference, ProxQuant, StraightThrough
 from mrfquant.inference.mean_field import MeanField
 from mrfquant.inference.optimizers import ByShape
 from mrfquant.inference.projected import (
@@ -26,4 +26,5 @@ __all__ = [
     "ProximalMeanField",
     "Reference",
     "SparsemaxPGD",
+    "StraightThrough",
 ]

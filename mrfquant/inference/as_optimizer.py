@@ -44,6 +44,7 @@ class AsOptimizer(torch.optim.Optimizer, ABC):
             self.optimizer.add_param_group({"params": [labelling.learned.log]})
             if "weight_decay" in (last := self.optimizer.param_groups[-1]):
                 last["weight_decay"] = 0.0
+            last.update(labelling.scale_settings)
         # Its groups hold the tensors; ours hold, in their places, the parameters that these stand for.
         place = {id(part.tensor): part.parameters for part in driven}
         groups = [
@@ -153,7 +154,7 @@ def _check_settings(labelling: Labelling, optimizer: torch.optim.Optimizer) -> N
     """torch takes any name of a setting, and does nothing about those it does not know."""
     parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
     known = {name for part in parts for name in part.defaults}
-    for settings in labelling.settings:
+    for settings in (*labelling.settings, labelling.scale_settings):
         if unknown := set(settings) - known:
             raise BadInput(
                 f"Labelling.groups sets {min(unknown)!r}, the optimizer has {', '.join(sorted(known))}",

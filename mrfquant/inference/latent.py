@@ -1,4 +1,5 @@
-"""Baselines that keep a latent weight for each weight instead of a distribution: BinaryConnect and ProxQuant."""
+"""Baselines that keep a latent weight for each weight instead of a distribution: BinaryConnect, ProxQuant and
+straight-through training."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ import torch
 from torch import Tensor
 
 from mrfquant.config.settings import Count, Fraction, Positive, configurable
-from mrfquant.errors import BadInput
+from mrfquant.errors import BadInput, BadSetting
 from mrfquant.inference.base import Inference, OptimizerRecipe
 from mrfquant.labelling import Block, Labelling
+
+SMALLEST_SCALE = 1e-5  # of latent weights that are all 0
 
 
 class LatentInference(Inference):
@@ -101,3 +104,47 @@ class ProxQuant(LatentInference):
             x.add_((nearest - x).clamp_(-reach, reach))
             self.clip(block, x)
         block.w.copy_(x if block.scale is None else x * block.scale)
+
+
+@configurable(supplied=["labelling", "optimizer"])
+class StraightThrough(LatentInference):
+    """STE: the network computes with the levels nearest to its weights, scaled anew at every step to fit them.
+
+    The latent weights are in the network's own units, nothing clips them, and the gradient reaches them as it is. A run
+    of weights that share a scale has s = mean |x| / mean |q| over its latent weights x and the levels q that are not 0.
+    For the levels -1, 1 these are Binary Weight Networks (Rastegari et al., 2016), for -1, 0, 1 the weights of BitNet
+    b1.58 (Ma et al., 2024), clamp(round(x / s), -1, 1) s with s = mean |x|.
+
+    It needs `Labelling.scale` to be 'layer', 'channel' or 'group'. A random start draws in the network's units, too.
+    """
+
+    method = "STE"
+    relaxed = False
+
+    def __init__(self, labelling: Labelling, optimizer: OptimizerRecipe) -> None:
+        if labelling.blocks and (labelling.scales is None or labelling.scales.sharing is None):
+            raise BadInput("StraightThrough fits scales: set Labelling.scale to 'layer', 'channel' or 'group'")
+        if labelling.learned is not None:
+            raise BadSetting("Labelling.learn_scale", True, "False for StraightThrough, which fits the scales itself")
+        super().__init__(labelling, optimizer)
+
+    def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
+        return draw()
+
+    def start_at(self, block: Block, w: Tensor) -> Tensor:
+        return block.w.clone()  # exactly; w is in units of the levels
+
+    def gradient(self, block: Block, x: Tensor) -> Tensor | None:
+        return block.g
+
+    def project(self, block: Block, x: Tensor) -> None:
+        scales = self.labelling.scales
+        assert scales is not None
+        magnitudes = [abs(q) for q in block.levels.values if q]
+        fitted = scales.average(x.abs(), block.start) / (sum(magnitudes) / len(magnitudes))
+        scales.spread(fitted.clamp_(min=SMALLEST_SCALE), block.start)
+        block.write_labels(self.labels(block, x))
+
+    def labels(self, block: Block, x: Tensor) -> Tensor:
+        assert block.scale is not None
+        return block.nearest(x / block.scale)

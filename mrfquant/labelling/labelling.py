@@ -6,18 +6,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from mrfquant.config.settings import configurable
+from mrfquant.config.settings import Count, configurable
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling.block import Block
 from mrfquant.labelling.flat import FlatParameters
 from mrfquant.labelling.groups import Groups, groups_by_name
 from mrfquant.labelling.levels import LevelSet
-from mrfquant.labelling.scales import LearnedScales
+from mrfquant.labelling.scales import Scales, Sharing
 from mrfquant.labelling.selection import PRESETS
 from mrfquant.text import aligned
 
@@ -42,16 +42,17 @@ class Labelling:
         exclude: patterns of names that stay free in any case.
         start: where solvers start: 'random', as in the paper, or 'weights', at the weights that the network has, so
             that a trained one keeps what it has learned. Take a `scale` for it: the levels have to reach the weights.
-            'layer' and 'channel' are doubled for it, so that they reach nine of ten, and it pays to learn them.
-        scale: 'none' uses the levels as they are; a number multiplies them; 'layer' and 'channel' multiply the levels
-            of each tensor, or of each slice along its first dimension (a layer's output channel), by the mean
-            magnitude of its initial weights over that of the levels, as Binary Weight Networks do. Where all of these
-            are 0, a random start's magnitude is taken.
+            Scales that are not a number are doubled for it: they reach nine of ten weights, and it pays to learn them.
+        scale: 'none' uses the levels as they are; a number multiplies them; 'layer', 'channel' and 'group' multiply the
+            levels of each tensor, of each slice along its first dimension (a layer's output channel), or of each run
+            of `group_size` weights of such a slice, by the mean magnitude of the initial weights there over that of
+            the levels, as Binary Weight Networks do. Where all of these are 0, a random start's magnitude is taken.
         learn_scale: let the optimizer move the scales together with the variables.
         groups: settings of the optimizer for some of the parameters, as {"norms and biases": {"weight_decay": 0.0}}. A
             key is a pattern of names, 'labelled', 'norms and biases' (parameters of fewer than two dimensions, and
             those of norms), a name that `which` takes, or a function from the network to names; the first that fits
-            counts. What fits none has the optimizer's own settings, and is the last group.
+            counts. What fits none has the optimizer's own settings. 'scales' are the learned ones, always a group.
+        group_size: weights that share a scale where it is 'group'; the last run of a slice may be shorter.
 
     Attributes:
         model: the network.
@@ -59,7 +60,8 @@ class Labelling:
         free: the other parameters in one vector.
         blocks: views of `labelled`, one per level set and group.
         settings: of the optimizer, one mapping for each group.
-        scale: (m,) or None for 1.
+        scale_settings: likewise for learned scales.
+        scales: of runs of weights, or None for 1.
     """
 
     def __init__(
@@ -67,14 +69,15 @@ class Labelling:
         model: nn.Module,
         levels: Levels | Mapping[str, Levels] | None = None,
         exclude: Sequence[str] = (),
-        scale: Literal["none", "layer", "channel"] | float = "none",
+        scale: Literal["none", "layer", "channel", "group"] | float = "none",
         which: Literal["everything", "weights", "inner weights"] | Callable[..., Any] = "everything",
         start: Literal["random", "weights"] = "random",
         learn_scale: bool = False,
         groups: Groups | None = None,
+        group_size: Count = 64,
     ) -> None:
         if isinstance(scale, bool) or (not isinstance(scale, str) and not 0 < scale < math.inf):
-            raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel' or a number above 0")
+            raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel', 'group' or a number above 0")
         if isinstance(exclude, str):
             raise BadSetting("Labelling.exclude", exclude, f"a list of patterns, as [{exclude!r}]")
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -82,27 +85,32 @@ class Labelling:
             raise BadInput("the network has no trainable parameter: there is nothing to label or to train")
         self.model, self.start = model, start
         selected = PRESETS[which](model) if isinstance(which, str) else set(which(model))
-        if unknown := selected - {name for name, _ in model.named_parameters(remove_duplicate=False)}:
+        names = dict(model.named_parameters(remove_duplicate=False))
+        if unknown := selected - names.keys():
             raise BadInput(f"Labelling.which selects {min(unknown)!r}: there is no such parameter", "Labelling.which")
-        sets = {n: s for n, s in _sets_by_name(trainable, levels, exclude).items() if n in selected}
+        chosen = {id(names[name]) for name in selected}  # a parameter may have several names
+        sets = {n: s for n, s in _sets_by_name(trainable, levels, exclude).items() if id(trainable[n]) in chosen}
         if levels is not None and not sets:
             raise BadInput("which and exclude leave no parameter to label: leave something in", "Labelling.exclude")
+        groups = dict(groups or {})
+        self.scale_settings = dict(groups.pop("scales", {}))
+        if self.scale_settings and not learn_scale:
+            raise BadSetting(
+                "Labelling.groups", {"scales": ...}, "Labelling.learn_scale = True with settings of scales"
+            )
         self.grouped = bool(groups)
-        self.settings, self.group_of = groups_by_name(model, trainable, set(sets), groups or {})
+        self.settings, self.group_of = groups_by_name(model, trainable, set(sets), groups)
         rank = {level_set: place for place, level_set in enumerate(dict.fromkeys(sets.values()))}
         ordered = sorted(sets, key=lambda n: (rank[sets[n]], self.group_of[n]))  # stable: one group changes nothing
         free = sorted((n for n in trainable if n not in sets), key=self.group_of.__getitem__)
         self.labelled = FlatParameters({n: trainable[n] for n in ordered})
         self.free = FlatParameters({n: trainable[n] for n in free})
-        self.scale = None if scale == "none" else self._scales(sets, scale)
-        self.learned: LearnedScales | None = None
-        if learn_scale:
-            if self.scale is None:
-                raise BadSetting("Labelling.learn_scale", True, "False where there is no scale: set Labelling.scale")
-            self.learned = LearnedScales(self._shared_lengths(scale == "channel"), self.scale)
+        if learn_scale and scale == "none":
+            raise BadSetting("Labelling.learn_scale", True, "False where there is no scale: set Labelling.scale")
+        self.scales = self._scales(sets, scale, group_size, learn_scale)
         self.blocks: list[Block] = []
-        for (level_set, group), names in groupby(ordered, lambda n: (sets[n], self.group_of[n])):
-            first, last = self.labelled.span_of(names)
+        for (level_set, group), together in groupby(ordered, lambda n: (sets[n], self.group_of[n])):
+            first, last = self.labelled.span_of(together)
             w, g = self.labelled.w[first:last], self.labelled.g[first:last]
             part = None if self.scale is None else self.scale[first:last]
             self.blocks.append(Block(level_set, first, w, g, part, group, self.labelled.dtype))
@@ -110,6 +118,16 @@ class Labelling:
     def __len__(self) -> int:
         """The number of labelled variables."""
         return len(self.labelled)
+
+    @property
+    def scale(self) -> Tensor | None:
+        """The scale of every labelled weight (m,), or None for 1."""
+        return None if self.scales is None else self.scales.each
+
+    @property
+    def learned(self) -> Scales | None:
+        """The scales, if the optimizer moves them."""
+        return self.scales if self.scales is not None and self.scales.learned else None
 
     def initial_weights(self) -> Tensor:
         """A random start (m,): Xavier-uniform for tensors of two or more dimensions, N(0, 0.1²) for the others."""
@@ -215,30 +233,31 @@ class Labelling:
             if not torch.stack([values == (level * scale).to(values.dtype) for level in q]).any(0).all():
                 raise BadInput(f"{name} has weights that are not on the levels {q.tolist()}")
 
-    def _shared_lengths(self, by_channel: bool) -> list[int]:
-        """How many neighbouring weights share a scale."""
-        lengths: list[int] = []
-        for p in self.labelled.parameters:
-            parts = len(p) if by_channel and p.dim() > 1 else 1
-            lengths += [p.numel() // parts] * parts
-        return lengths
-
-    def _scales(self, sets: Mapping[str, LevelSet], scale: str | float) -> Tensor:
-        scales = torch.empty_like(self.labelled.w)
-        for name in self.labelled.spans:
-            weights, part = self.labelled.view(name, self.labelled.w), self.labelled.view(name, scales)
-            if isinstance(scale, int | float):
-                part.fill_(scale)
-                continue
-            kept = 1 if scale == "channel" and weights.dim() > 1 else 0  # leading dimensions with a scale of their own
-            magnitude = weights.abs().mean(tuple(range(kept, weights.dim())), keepdim=True)
-            levels = [abs(v) for v in sets[name].values]
-            if not (magnitude > 0).all():
-                usual = _random_start(torch.empty_like(weights)).abs().mean()
-                magnitude = torch.where(magnitude > 0, magnitude, usual)
-            reach = REACH if self.start == "weights" else 1.0
-            part.copy_((reach * magnitude / (sum(levels) / len(levels))).expand_as(part))
+    def _scales(
+        self, sets: Mapping[str, LevelSet], scale: str | float, group_size: int, learned: bool
+    ) -> Scales | None:
+        if scale == "none":
+            return None
+        if not isinstance(scale, str):
+            scales = Scales(self.labelled, None, learned=learned)
+            scales.each.fill_(scale)
+        else:
+            scales = Scales(self.labelled, cast(Sharing, scale), group_size, learned)
+            scales.spread(self._initial_scales(sets, scales))
+        scales.read()
         return scales
+
+    def _initial_scales(self, sets: Mapping[str, LevelSet], scales: Scales) -> Tensor:
+        """The mean magnitude of the weights of each run over that of their levels, with some reach: (c,)."""
+        magnitudes = scales.average(self.labelled.w.abs())
+        for name, (first, last) in self.labelled.spans.items():
+            found = magnitudes[scales.span(first, last)]
+            if not (found > 0).all():
+                usual = _random_start(torch.empty_like(self.labelled.view(name, self.labelled.w))).abs().mean()
+                found.copy_(torch.where(found > 0, found, usual))
+            levels = [abs(v) for v in sets[name].values]
+            found.mul_(REACH if self.start == "weights" else 1.0).div_(sum(levels) / len(levels))
+        return magnitudes
 
 
 def _random_start(tensor: Tensor) -> Tensor:

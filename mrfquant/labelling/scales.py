@@ -1,52 +1,146 @@
-"""Scales that are learned: one positive number for each run of weights, the same for the levels of all of them."""
+"""Scales: positive numbers that multiply the levels, each the same for a run of weights."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from mrfquant.errors import BadInput
+from mrfquant.labelling.flat import FlatParameters, part_of
 
-class LearnedScales:
-    """w = s u q with s = exp(θ): θ is what an optimizer moves, so s stays positive and a step is a relative change.
+Sharing = Literal["layer", "channel", "group"]
 
-    The gradient with respect to θ is the sum of g w over the weights that share s; it is divided by the root of their
-    number, as in LSQ (Esser et al., 2020), so that it is of the size of a weight's.
 
-    Args:
-        lengths: how many neighbouring weights share a scale, for each scale, in the order of the labelled vector.
-        scale: (m,) the scale of every weight, which `write` sets.
+class Scales:
+    """A scale for each run of weights of the labelled parameters, in their order.
+
+    A run is a whole parameter ('layer'), its slice along the first dimension ('channel'), or up to `group_size`
+    neighbouring weights of such a slice ('group'); a parameter of one dimension is one run. Where the scale is a given
+    number (None), parameters are runs.
+
+    Learned, they are s = exp(θ) in w = s u q: θ is what an optimizer moves, so s stays positive and a step is a
+    relative change. The gradient with respect to θ is the sum of g w over the run; it is divided by the root of the
+    run's length, as in LSQ (Esser et al., 2020), so that it is of the size of a weight's.
 
     Attributes:
-        log: θ (c,).
+        each: (m,) the scale of every weight.
+        sharing: what a run is.
+        lengths: (c,) the number of weights of every run.
+        group_size: None but for 'group'.
+        log: θ (c,) if the scales are learned, and of length 0 if not.
     """
 
-    def __init__(self, lengths: Sequence[int], scale: Tensor) -> None:
-        self.scale = scale
-        self.lengths = torch.tensor(lengths, device=scale.device)
-        self.starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
-        self.log = scale.new_empty(len(lengths))
-        self.read()
+    def __init__(
+        self, labelled: FlatParameters, sharing: Sharing | None, group_size: int | None = None, learned: bool = False
+    ) -> None:
+        self.sharing, self.learned = sharing, learned
+        self.group_size = group_size if sharing == "group" else None
+        self.each = torch.ones_like(labelled.w)
+        self._runs: list[tuple[int, int, Tensor, Runs]] = []
+        self._places: dict[tuple[int, int], slice] = {}
+        count = 0
+        for (name, (first, last)), p in zip(labelled.spans.items(), labelled.parameters, strict=True):
+            if self.group_size is not None and not p.is_contiguous():
+                raise BadInput(
+                    f"Labelling.scale = 'group' needs the rows of {name} one after another in memory, and it is in "
+                    "channels_last or transposed: set Experiment.channels_last = False, or make it contiguous"
+                )
+            runs = _runs_of(p, sharing, self.group_size)
+            self._runs.append((first, last, p, runs))
+            self._places[first, last] = slice(count, count + runs.count)
+            count += runs.count
+        lengths = [length for *_, runs in self._runs for length in runs.lengths]
+        self.lengths = torch.tensor(lengths, device=self.each.device)
+        self.log = self.each.new_zeros(count if learned else 0)
+
+    def average(self, x: Tensor, start: int = 0) -> Tensor:
+        """The mean over each run (c,) of values (m,), or of those of the weights from `start` on that x has."""
+        means = [runs.means(part) for part, runs in self._parts(x, start)]
+        return torch.cat(means) if means else x.new_empty(0)
+
+    def spread(self, values: Tensor, start: int = 0) -> None:
+        """Set the scales of the weights, from `start` on, from those of their runs: (c,) or fewer."""
+        for first, _, p, runs in self._runs:
+            if first >= start and len(values):
+                runs.spread(values[: runs.count], part_of(self.each, p, first))
+                values = values[runs.count :]
 
     def read(self) -> None:
         """Set θ from the scales of the weights."""
-        self.log.copy_(self.scale[torch.tensor(self.starts[:-1], device=self.scale.device)].log())
+        if self.learned:
+            torch.cat([runs.firsts(part) for part, runs in self._parts(self.each, 0)], out=self.log).log_()
 
     def write(self) -> None:
         """Set the scales of the weights from θ."""
-        torch.index_select(self.log.exp(), 0, self._index(), out=self.scale)
+        self.spread(self.log.exp())
 
     def gradient(self, g: Tensor, w: Tensor) -> Tensor:
         """With respect to θ, from the gradient on the weights and the weights: (c,)."""
-        return torch.segment_reduce(g * w, "sum", lengths=self.lengths) / self.lengths.sqrt()
+        return self.average(g * w) * self.lengths.to(w.dtype).sqrt()
+
+    def span(self, first: int, last: int) -> slice:
+        """The place among all runs of those of the parameter from `first` to `last` of the labelled vector."""
+        return self._places[first, last]
 
     def part(self, first: int, last: int) -> Tensor:
-        """θ of the weights from `first` to `last` of the labelled vector."""
-        return self.log[bisect_left(self.starts, first) : bisect_left(self.starts, last)]
+        """θ of the parameter from `first` to `last` of the labelled vector."""
+        return self.log[self.span(first, last)]
 
-    def _index(self) -> Tensor:
-        """The number of each weight's scale: (m,)."""
-        numbers = torch.arange(len(self.lengths), device=self.lengths.device)
-        return torch.repeat_interleave(numbers, self.lengths, output_size=len(self.scale))
+    def _parts(self, x: Tensor, start: int) -> Iterator[tuple[Tensor, Runs]]:
+        """The part of x for each parameter, in its shape, and how that is cut."""
+        for first, last, p, runs in self._runs:
+            if start <= first and last <= start + len(x):
+                yield part_of(x, p, first - start), runs
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A parameter as rows of weights, each cut into runs of `size` weights, the last one shorter."""
+
+    rows: int
+    columns: int
+    size: int
+
+    @property
+    def in_row(self) -> int:
+        """Runs of a row."""
+        return -(-self.columns // self.size)
+
+    @property
+    def count(self) -> int:
+        """Runs of the parameter."""
+        return self.rows * self.in_row
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many weights every run has."""
+        return [min(self.size, self.columns - first) for first in range(0, self.columns, self.size)] * self.rows
+
+    def firsts(self, x: Tensor) -> Tensor:
+        """The first value of every run, of values in the parameter's shape: (count,)."""
+        return x.reshape(self.rows, self.columns)[:, :: self.size].flatten()
+
+    def means(self, x: Tensor) -> Tensor:
+        """The mean over every run, of values in the parameter's shape: (count,)."""
+        if self.in_row == 1:  # without a copy, however it lies in memory
+            return x.mean(tuple(range(1 if self.rows > 1 else 0, x.dim()))).view(self.rows)
+        rows, whole = x.reshape(self.rows, self.columns), self.columns // self.size
+        means = rows[:, : whole * self.size].reshape(self.rows, whole, self.size).mean(2)
+        if whole < self.in_row:
+            means = torch.cat([means, rows[:, whole * self.size :].mean(1, keepdim=True)], 1)
+        return means.flatten()
+
+    def spread(self, values: Tensor, out: Tensor) -> None:
+        """Write the value of every run (count,) to its weights, in the parameter's shape."""
+        runs = values.view(self.rows, self.in_row, 1).expand(-1, -1, self.size)
+        out.copy_(runs.flatten(1)[:, : self.columns].reshape(out.shape))
+
+
+def _runs_of(p: Tensor, sharing: Sharing | None, group_size: int | None) -> Runs:
+    rows = len(p) if sharing in ("channel", "group") and p.dim() > 1 else 1
+    columns = p.numel() // max(1, rows)
+    return Runs(rows, columns, max(1, columns if group_size is None or p.dim() < 2 else min(group_size, columns)))

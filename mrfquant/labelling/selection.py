@@ -26,13 +26,14 @@ def weights_of(*types: type[nn.Module]) -> Selection:
     """Select the weights, not the biases, of every layer of these types: `weights_of(nn.Linear, nn.Conv2d)`."""
 
     def select(model: nn.Module) -> set[str]:
-        return {
-            f"{name}.{own}".lstrip(".")
-            for name, module in model.named_modules()
+        chosen = {
+            id(p)
+            for module in model.modules()
             if isinstance(module, types)
             for own, p in module.named_parameters(recurse=False)
-            if p.dim() > 1
+            if p.dim() > 1 and not own.startswith("bias")  # attention's have three
         }
+        return {name for name, p in model.named_parameters() if id(p) in chosen}
 
     return select
 

@@ -88,9 +88,9 @@ class PackedNetwork:
         images, origin = json.loads(metadata["images"]), json.loads(metadata["origin"])
         parameters: dict[str, PackedParameter] = {}
         left = dict(tensors)
-        for levels, encoding, shapes in json.loads(metadata["blocks"]):
+        for levels, encoding, shapes, *group_size in json.loads(metadata["blocks"]):
             for parameter, shape in shapes.items():
-                parameters[parameter] = _parameter(parameter, levels, encoding, shape, left)
+                parameters[parameter] = _parameter(parameter, levels, encoding, shape, group_size, left)
         for tensor, value in left.items():
             if value.dtype not in FLOATS:
                 raise BadInput(f"the tensor {tensor} is {value.dtype}, expected float32 or int64")
@@ -101,14 +101,19 @@ class PackedNetwork:
         return cls(name, arguments, images, parameters, left, origin)
 
     def _blocks(self) -> list[list[Any]]:
-        """Parameters by levels and encoding: [levels, encoding, {name: shape}]."""
-        blocks: dict[tuple[tuple[float, ...], str], dict[str, list[int]]] = {}
+        """Parameters by levels, encoding and group size: [levels, encoding, {name: shape}], and the size if any."""
+        blocks: dict[tuple[tuple[float, ...], str, int | None], dict[str, list[int]]] = {}
         for name, p in self.parameters.items():
-            blocks.setdefault((p.levels, p.encoding), {})[name] = list(p.shape)
-        return [[[_short(q) for q in levels], encoding, shapes] for (levels, encoding), shapes in blocks.items()]
+            blocks.setdefault((p.levels, p.encoding, p.group_size), {})[name] = list(p.shape)
+        return [
+            [[_short(q) for q in levels], encoding, shapes, *([] if group_size is None else [group_size])]
+            for (levels, encoding, group_size), shapes in blocks.items()
+        ]
 
 
-def _parameter(name: str, levels: Any, encoding: Any, shape: Any, tensors: dict[str, Tensor]) -> PackedParameter:
+def _parameter(
+    name: str, levels: Any, encoding: Any, shape: Any, group_size: list[Any], tensors: dict[str, Tensor]
+) -> PackedParameter:
     """One packed parameter, taken out of the tensors."""
     numbers = [float(level) for level in levels]
     if not 2 <= len(numbers) <= 2**16 or not all(map(math.isfinite, numbers)) or numbers != sorted(set(numbers)):
@@ -118,12 +123,17 @@ def _parameter(name: str, levels: Any, encoding: Any, shape: Any, tensors: dict[
     sizes = [size for size in shape if isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**40]
     if len(sizes) < len(shape) or len(shape) > 16 or math.prod(max(1, size) for size in sizes) >= 2**60:
         raise BadInput(f"{name} has a shape that is none")
+    size = group_size[0] if group_size else None
+    if len(group_size) > 1 or (size is not None and (type(size) is not int or not 0 < size < 2**40)):
+        raise BadInput(f"{name} has a group size that is none")
     if name not in tensors:
         raise BadInput(f"{name} is announced and not there")
     data, scale = tensors.pop(name), tensors.pop(name + SCALE, None)
     if scale is not None and (scale.dtype != torch.float32 or not scale.isfinite().all()):
         raise BadInput(f"the scale of {name} is not finite float32")
-    return PackedParameter(data, tuple(shape), tuple(numbers), encoding, scale)
+    if size is not None and scale is None:
+        raise BadInput(f"{name} has a group size and no scale")
+    return PackedParameter(data, tuple(shape), tuple(numbers), encoding, scale, size)
 
 
 def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

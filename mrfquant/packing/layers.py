@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from mrfquant.errors import BadInput
 from mrfquant.kernels import packed as kernel
-from mrfquant.packing.parameter import PackedParameter
+from mrfquant.packing.parameter import PackedParameter, in_columns
 
 Pair = int | tuple[int, ...]
 TILE_BYTES, SMALLEST_TILE = 2**20, 2**14
@@ -40,7 +40,7 @@ class PackedLayer(nn.Module):
         super().__init__()
         self.shape, self.tile_bytes = weight.shape, tile_bytes
         labels = weight.labels().flatten(1)
-        self.columns = labels.shape[1]
+        self.columns, self.group_size = labels.shape[1], weight.group_size
         self.register_buffer("packed", kernel.pack_rows(labels, len(weight.levels), word))
         self.register_buffer("levels", torch.tensor(weight.levels, dtype=torch.float32))
         self.register_buffer("scale", None if weight.scale is None else weight.scale.detach().clone())
@@ -69,7 +69,9 @@ class PackedLayer(nn.Module):
     def rows(self, start: int, stop: int, values: Tensor) -> Tensor:
         """The float weights of some rows, by the table of `kernel.byte_values`."""
         weights = kernel.unpack_rows(self.packed[:, start:stop], self.columns, values)
-        if self.scale is not None:
+        if self.scale is not None and self.group_size is not None:
+            weights.mul_(in_columns(self.scale[start:stop], self.group_size, self.columns))
+        elif self.scale is not None:
             weights.mul_(self.scale.expand(self.shape[0])[start:stop, None])
         return weights.reshape(-1, *self.shape[1:])
 
@@ -88,11 +90,13 @@ class PackedLayer(nn.Module):
 
     @property
     def _row_nbytes(self) -> int:
-        """Bytes of a row while it is unpacked: packed, as indices, its weights, and a convolution's without padding."""
+        """Bytes of a row while it is unpacked: packed, as indices, its weights, a convolution's without padding, and
+        the scales of weights in runs."""
         width = self.packed.shape[0] * self.packed.shape[2]
         weights = width * kernel.labels_per_byte(len(self.levels))
         copied = self.columns if len(self.shape) > 2 and weights > self.columns else 0
-        return 5 * width + self.levels.itemsize * (weights + copied)
+        scales = 0 if self.scale is None or self.group_size is None else self.scale.shape[1] * self.group_size
+        return 5 * width + self.levels.itemsize * (weights + max(copied, scales))
 
     def _bias(self, start: int, stop: int) -> Tensor | None:
         return None if self.bias is None else self.bias[start:stop]
@@ -114,7 +118,8 @@ class PackedLinear(PackedLayer):
 
     def _few(self, x: Tensor) -> bool:
         """Whether the product with bytes can be used and is the faster way."""
-        if x.numel() > FEW * kernel.labels_per_byte(len(self.levels)) * self.columns or kernel.compiled() is None:
+        many = x.numel() > FEW * kernel.labels_per_byte(len(self.levels)) * self.columns
+        if many or self.group_size is not None or kernel.compiled() is None:
             return False
         plain = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in (x, self.levels))
         traced = torch.jit.is_tracing() or torch.compiler.is_compiling()

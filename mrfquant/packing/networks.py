@@ -15,7 +15,7 @@ from mrfquant.errors import BadInput
 from mrfquant.models import NETWORKS
 from mrfquant.packing.bits import Encoding
 from mrfquant.packing.file import FLOATS, PackedNetwork
-from mrfquant.packing.parameter import PackedParameter
+from mrfquant.packing.parameter import PackedParameter, in_columns
 
 COUNTER = "num_batches_tracked"  # of batch norm: training needs it, a packed network does not
 
@@ -65,9 +65,11 @@ def pack_model(
     for name in labelling.labelled.spans:
         levels = labelling.block_of(name).levels.values
         form: Encoding = encoding if len(levels) == 3 else "bits"
-        part = None if scale is None else _compact(labelling.labelled.view(name, scale.cpu()).float())
+        part = None if scale is None else labelling.labelled.view(name, scale.cpu()).float()
         try:
-            parameters[name] = PackedParameter.of(_storable(name, state[name]), levels, form, part, state[name].dtype)
+            compact, group_size = _compact(part, labelling.scales.group_size if labelling.scales is not None else None)
+            weights, precision = _storable(name, state[name]), state[name].dtype
+            parameters[name] = PackedParameter.of(weights, levels, form, compact, group_size, precision)
         except BadInput as error:
             raise BadInput(f"{name}: {error}; only what is exactly on its levels can be packed") from None
     labelled = {id(p): name for name, p in model.named_parameters() if name in parameters}
@@ -88,17 +90,21 @@ def _storable(name: str, tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
-def _compact(scale: Tensor) -> Tensor | None:
-    """A scale of the parameter's shape as one number, or one for each slice along the first dimension."""
-    if not scale.numel():
-        return None
+def _compact(scale: Tensor | None, group_size: int | None) -> tuple[Tensor | None, int | None]:
+    """A scale of the parameter's shape as one number, one for each slice along the first dimension, or one for each
+    run of it; and the size of these runs."""
+    if scale is None or not scale.numel():
+        return None, None
     first = scale.flatten()[:1]
     if (scale == first).all():
-        return first.clone()
+        return first.clone(), None
     rows = scale.flatten(1)
-    if not (rows == rows[:, :1]).all():
-        raise BadInput("its scale differs within an output channel")
-    return rows[:, 0].clone()
+    if (rows == rows[:, :1]).all():
+        return rows[:, 0].clone(), None
+    runs = rows[:, :: group_size or rows.shape[1]].clone()
+    if group_size is None or not (in_columns(runs, group_size, rows.shape[1]) == rows).all():
+        raise BadInput(f"its scale differs within {'a run' if group_size else 'an output channel'}")
+    return runs, group_size
 
 
 def _build(network: PackedNetwork, path: str | os.PathLike[str]) -> nn.Module:

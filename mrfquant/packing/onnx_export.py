@@ -10,8 +10,9 @@ and the weights in memory are floats.
 from __future__ import annotations
 
 import copy
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,8 +129,22 @@ def _unpacked(tape: Tape, name: str, parameter: PackedParameter) -> Value:
         weights = tape.op("Reshape", [tape.op("Gather", [levels, labels]), shape])
     if parameter.scale is None:
         return weights
-    scale = parameter.scale.cpu().view(-1, *[1] * (len(parameter.shape) - 1)).numpy()
-    return tape.op("Mul", [weights, constant("scale", scale, np.float32)])
+    return tape.op("Mul", [weights, _scale(tape, constant, parameter)])
+
+
+def _scale(tape: Tape, constant: Callable[[str, Any, type], Value], parameter: PackedParameter) -> Value:
+    """Append the nodes that compute the scale in a shape that broadcasts with the parameter."""
+    assert parameter.scale is not None
+    if parameter.group_size is None:
+        shape = (-1, *[1] * (len(parameter.shape) - 1))
+        return constant("scale", parameter.scale.cpu().view(shape).numpy(), np.float32)
+    (rows, runs), columns = parameter.scale.shape, math.prod(parameter.shape[1:])
+    scale = constant("scale", parameter.scale.cpu()[:, :, None].numpy(), np.float32)
+    spread = tape.op("Expand", [scale, constant("runs", [rows, runs, parameter.group_size], np.int64)])
+    padded = tape.op("Reshape", [spread, constant("padded", [rows, runs * parameter.group_size], np.int64)])
+    bounds = {"left": 0, "right": columns, "axis": 1}
+    cut = tape.op("Slice", [padded, *(constant(role, [at], np.int64) for role, at in bounds.items())])
+    return tape.op("Reshape", [cut, constant("scaled", parameter.shape, np.int64)])
 
 
 def _digits(d: int, encoding: str) -> tuple[int, int, int]:

@@ -18,7 +18,9 @@ class PackedParameter:
 
     Attributes:
         data: uint8 (bytes,). shape: of the parameter. levels: increasing. encoding: see `mrfquant.packing.bits`.
-        scale: multiplies the levels: float32 of shape (1,), or (shape[0],) for one per output channel; None for 1.
+        scale: multiplies the levels: float32 of shape (1,); or (shape[0],) for one per output channel; or, with a group
+            size, (shape[0], runs) for one per run of so many weights of a channel, the last one shorter; None for 1.
+        group_size: weights of a run, None where the scale has no runs.
     """
 
     data: Tensor
@@ -26,6 +28,7 @@ class PackedParameter:
     levels: tuple[float, ...]
     encoding: Encoding = "bits"
     scale: Tensor | None = None
+    group_size: int | None = None
 
     @classmethod
     def of(
@@ -34,17 +37,19 @@ class PackedParameter:
         levels: tuple[float, ...],
         encoding: Encoding = "bits",
         scale: Tensor | None = None,
+        group_size: int | None = None,
         precision: torch.dtype | None = None,
     ) -> PackedParameter:
         """Pack weights; refuses those that are not exactly on their levels, as these are in `precision`."""
         values = values.detach().cpu()
         labels = torch.full(values.shape, -1, dtype=torch.int32, device="cpu")
+        scales = _spread(scale, values.shape, group_size)
         for label, level in enumerate(torch.tensor(levels, dtype=values.dtype, device="cpu")):
-            expected = (level * _spread(scale, values.shape)).to(precision or values.dtype)
+            expected = (level * scales).to(precision or values.dtype)
             labels[(values == expected).view(values.shape)] = label
         if (off := int((labels < 0).sum())) > 0:
             raise BadInput(f"{off} of {values.numel()} weights are not on the levels {levels}")
-        return cls(pack(labels, len(levels), encoding), tuple(values.shape), levels, encoding, scale)
+        return cls(pack(labels, len(levels), encoding), tuple(values.shape), levels, encoding, scale, group_size)
 
     def __post_init__(self) -> None:
         expected = packed_size(self.numel, len(self.levels), self.encoding)
@@ -52,8 +57,18 @@ class PackedParameter:
             raise BadInput(
                 f"{self.numel} labels of {len(self.levels)} levels take {expected} bytes, not {len(self.data)}"
             )
-        if self.scale is not None and self.scale.shape not in ((1,), self.shape[:1]):
-            raise BadInput(f"a scale of shape {tuple(self.scale.shape)} for a parameter of shape {self.shape}")
+        if self.scale is not None and tuple(self.scale.shape) not in self._scale_shapes():
+            runs = "" if self.group_size is None else f" in runs of {self.group_size}"
+            raise BadInput(f"a scale of shape {tuple(self.scale.shape)} for a parameter of shape {self.shape}{runs}")
+
+    def _scale_shapes(self) -> list[tuple[int, ...]]:
+        """Those that a scale may have."""
+        if self.group_size is None:
+            return [(1,), self.shape[:1]]
+        columns = math.prod(self.shape[1:])
+        if len(self.shape) < 2 or not 0 < self.group_size < columns:
+            return []  # a row is one run: it takes one scale
+        return [(self.shape[0], -(-columns // self.group_size))]
 
     @property
     def numel(self) -> int:
@@ -72,9 +87,18 @@ class PackedParameter:
     def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weights, to the bit as they were."""
         q = torch.tensor(self.levels, dtype=dtype, device="cpu")
-        return (q[self.labels().int()] * _spread(self.scale, self.shape)).view(self.shape)
+        return (q[self.labels().int()] * _spread(self.scale, self.shape, self.group_size)).view(self.shape)
 
 
-def _spread(scale: Tensor | None, shape: tuple[int, ...]) -> Tensor | float:
+def in_columns(scale: Tensor, group_size: int, columns: int) -> Tensor:
+    """Scales (rows, runs) as those of every weight: (rows, columns)."""
+    return scale[:, :, None].expand(-1, -1, group_size).flatten(1)[:, :columns]
+
+
+def _spread(scale: Tensor | None, shape: tuple[int, ...], group_size: int | None) -> Tensor | float:
     """The scale in a shape that broadcasts with the parameter."""
-    return 1.0 if scale is None else scale.cpu().view(-1, *[1] * (len(shape) - 1))
+    if scale is None:
+        return 1.0
+    if group_size is None:
+        return scale.cpu().view(-1, *[1] * (len(shape) - 1))
+    return in_columns(scale.cpu(), group_size, math.prod(shape[1:])).reshape(shape)

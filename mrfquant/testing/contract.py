@@ -58,11 +58,13 @@ class Contract:
         part: the class under test.
         settings: how it is built, by keyword; the defaults if nothing is said.
         level_sets: those that every check is made with.
+        labelling: settings of the labelling beside the levels, such as a scale that the part needs.
     """
 
     part: ClassVar[type[Any]]
     settings: ClassVar[Mapping[str, Any]] = {}
     level_sets: ClassVar[Sequence[Sequence[float] | None]] = LEVEL_SETS
+    labelling: ClassVar[Mapping[str, Any]] = {}
     supplied: ClassVar[Sequence[str]] = ()  # what the framework gives, so that gin may not
 
     @property
@@ -80,7 +82,7 @@ class Contract:
         """A toy network and its labelling, the same at every call."""
         seeded(0)
         model = Quadratic(levels or (-1, 1), order)
-        return model, Labelling(model, None if levels is None else list(levels))
+        return model, Labelling(model, None if levels is None else list(levels), **self.labelling)
 
     def test_gin_files_can_name_it_and_cannot_bind_what_the_framework_supplies(self) -> None:
         name = self.gin_name

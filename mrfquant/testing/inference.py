@@ -75,8 +75,8 @@ class InferenceContract(Contract):
         model, inference = self.solver(levels)
         self.run(model, inference, 10)
         for name, w in self._rounded(model, inference).items():
-            found = set(w.unique().tolist())
-            assert levels is None or found <= set(map(float, levels)), f"{name} is rounded to {sorted(found)}"
+            allowed = self._scaled(inference.labelling, name, levels or w.unique().tolist())
+            assert (w == allowed).any(0).all(), f"{name} is rounded to {sorted(w.unique().tolist())}"
 
     def test_rounding_ends_with_its_block(self, levels: Levels) -> None:
         model, inference = self.solver(levels)
@@ -91,14 +91,15 @@ class InferenceContract(Contract):
         for _ in range(5):
             self.run(model, inference, 10)
             for block, x in inference.items():
-                assert block.q[0] <= block.w.min(), "a weight lies below the lowest level"
-                assert block.w.max() <= block.q[-1], "a weight lies above the highest level"
+                scale = 1 if block.scale is None else block.scale
+                assert (block.q[0] * scale <= block.w).all(), "a weight lies below the lowest level"
+                assert (block.w <= block.q[-1] * scale).all(), "a weight lies above the highest level"
                 u = inference.marginals(block, x)
                 if u is not None:
                     planes = block.probabilities(u)
                     assert planes.min() >= 0, "a label has a probability below 0"
                     torch.testing.assert_close(planes.sum(0), torch.ones_like(block.w), atol=1e-6, rtol=0)
-                    torch.testing.assert_close(block.q @ planes, block.w, atol=1e-6, rtol=0)
+                    torch.testing.assert_close(block.q @ planes * scale, block.w, atol=1e-6, rtol=0)
 
     def test_saved_and_loaded_it_goes_on_to_the_bit(self, levels: Levels) -> None:
         model, whole = self.solver(levels)
@@ -143,6 +144,15 @@ class InferenceContract(Contract):
         _, labelling = self.problem(None)
         with pytest.raises(BadInput, match="needs levels"):
             self.make(labelling)
+
+    @staticmethod
+    def _scaled(labelling: Labelling, name: str, levels: Sequence[float]) -> torch.Tensor:
+        """Every level of a parameter, times its scales: (d, *shape)."""
+        w = labelling.model.get_parameter(name)
+        scale = torch.ones_like(w)
+        if labelling.scale is not None and name in labelling.labelled.spans:
+            scale = labelling.labelled.view(name, labelling.scale)
+        return torch.stack([level * scale for level in levels])
 
     @staticmethod
     def _rounded(model: Quadratic, inference: Inference) -> dict[str, torch.Tensor]:

@@ -26,7 +26,8 @@ def runs(tmp_path_factory):
     """Short runs on the embedded digits: two levels, three levels with scales, and float."""
     folder = tmp_path_factory.mktemp("runs")
     short = ["--set", "Trainer.iterations = 60", "--set", "Trainer.eval_interval = 30", "--wandb", "disabled"]
-    ternary = ["--set", "Labelling.levels = [-1, 0, 1]", "--set", "Labelling.scale = 'channel'"]
+    ternary = ["--set", "Labelling.levels = [-1, 0, 1]", "--set", "Labelling.scale = 'group'"]
+    ternary += ["--set", "Labelling.group_size = 100", "--set", "Labelling.learn_scale = True"]
     ternary += ["--set", "Labelling.exclude = ['*.bias']"]
     for name, config, more in (
         ("binary", "pmf_lenet300_digits", []),
@@ -62,7 +63,7 @@ def test_a_network_is_written_as_onnx_too(runs, tmp_path, capsys):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     file, onnx = tmp_path / "model.safetensors", tmp_path / "model.onnx"
-    assert pack.main([str(runs / "binary"), "-o", str(file), "--onnx", str(onnx)]) == 0
+    assert pack.main([str(runs / "ternary"), "-o", str(file), "--onnx", str(onnx)]) == 0
     assert f"{onnx}, {onnx.stat().st_size:,} bytes" in capsys.readouterr().out
     images = torch.randn(3, 1, 28, 28)
     (logits,) = runtime.InferenceSession(onnx).run(None, {"images": images.numpy()})
@@ -85,6 +86,13 @@ def test_inspect_counts_labels(runs, tmp_path, capsys):
     (line,) = [line for line in from_file if line.startswith("layers.1.weight")]
     assert f"{100 - share:.1f} {share:.1f}" in line
     assert "300x784" in line
+
+
+def test_inspect_counts_the_bytes_of_scales(runs, capsys):
+    assert inspect.main([str(runs / "ternary")]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("layers.1.weight")]
+    assert "-1 0 1 x scale of 100" in line
+    assert line.endswith(f" {300 * 784 // 4 + 4 * 300 * 8:,}")  # 784 inputs are seven runs of 100 and one of 84
 
 
 def test_the_reader_of_the_description_reads(runs, tmp_path, monkeypatch):

@@ -301,6 +301,11 @@ def test_patterns_that_decide_nothing_are_refused(levels, exclude, pattern):
     assert pattern in str(error.value)
 
 
+def test_a_shared_parameter_is_selected_by_any_of_its_names():
+    labelling = Labelling(net(), [-1, 1], which=lambda model: {"outward.weight", "twice.bias"})
+    assert list(labelling.labelled.spans) == ["twice.bias", "inward.weight"]
+
+
 def test_networks_and_settings_that_leave_nothing_to_do_are_refused():
     for empty in (nn.ReLU(), net().requires_grad_(False)):
         with pytest.raises(BadInput, match="no trainable parameter"):
@@ -410,7 +415,7 @@ def test_the_gradient_of_a_scale_is_the_derivative_of_the_loss(scale):
         expected = scales_by_gradient(model, labelling, loss)
     loss(model).backward()
     g, _ = labelling.gradients()
-    found = labelling.learned.gradient(g, labelling.labelled.w.detach()) * labelling.learned.lengths.sqrt()
+    found = labelling.learned.gradient(g, labelling.labelled.w.detach()) * labelling.learned.lengths.double().sqrt()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert len(found) == {"layer": 4, 0.3: 4, "channel": 4 + 1 + 3 + 1}[scale]
 

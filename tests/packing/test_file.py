@@ -14,7 +14,7 @@ from mrfquant.errors import BadInput
 from mrfquant.inference import ProximalMeanField
 from mrfquant.labelling import Labelling
 from mrfquant.models import LeNet5, LeNet300, ResNet
-from mrfquant.packing import PackedNetwork, pack_model
+from mrfquant.packing import PackedNetwork, PackedParameter, pack_model
 from mrfquant.packing.file import _checksum
 
 IMAGES = {"mean": [0.1], "std": [0.3], "classes": list("0123456789")}
@@ -24,14 +24,17 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def packed(model, levels=(-1, 1), scale="none", encoding="bits", exclude=()):
+def packed(model, levels=(-1, 1), scale="none", encoding="bits", exclude=(), learn_scale=False):
     """A network rounded by a solver, packed; and its state as it computes."""
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d | torch.nn.BatchNorm1d):
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2)
-    labelling = Labelling(model, levels, exclude, scale)
+    labelling = Labelling(model, levels, exclude, scale, learn_scale=learn_scale, group_size=10)
     solver = ProximalMeanField(labelling, sgd)
+    if learn_scale:
+        sum(p.sin().sum() for p in model.parameters()).backward()
+        solver.step()
     with solver.rounded():
         network = pack_model(model, labelling, encoding=encoding)
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -47,13 +50,13 @@ def file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("scale", ["none", 0.25, "layer", "channel"])
+@pytest.mark.parametrize("scale", ["none", 0.25, "layer", "channel", "group"])
 @pytest.mark.parametrize(("levels", "encoding"), [((-1, 1), "bits"), ((-1, 0, 1), "base3"), ((-2, -1, 1, 2), "bits")])
 def test_the_loaded_network_computes_the_same_to_the_bit(levels, encoding, scale, tmp_path):
     torch.manual_seed(1)
     model = ResNet((3, 32, 32), 10, width=0.1)
     exclude = ["classifier.bias"]
-    network, state = packed(model, levels, scale, encoding, exclude)
+    network, state = packed(model, levels, scale, encoding, exclude, learn_scale=scale != "none")
     network.write(tmp_path / "m")
     loaded = mrfquant.load(tmp_path / "m")
     assert not loaded.training
@@ -117,8 +120,8 @@ def rewritten(file, **changes):
     file.write_bytes(save(tensors, metadata))
 
 
-def blocks(levels=(-1, 1), encoding="bits", **shapes):
-    return json.dumps([[list(levels), encoding, {name.replace("__", "."): s for name, s in shapes.items()}]])
+def blocks(levels=(-1, 1), encoding="bits", more=(), **shapes):
+    return json.dumps([[list(levels), encoding, {name.replace("__", "."): s for name, s in shapes.items()}, *more]])
 
 
 @pytest.mark.parametrize(
@@ -145,6 +148,11 @@ def blocks(levels=(-1, 1), encoding="bits", **shapes):
         ({"blocks": blocks(encoding="exec", layers__0__bias=[4])}, "has the encoding 'exec'"),
         ({"blocks": blocks(encoding="base3", layers__0__bias=[4])}, "or 'base3' for three levels"),
         ({"blocks": blocks(layers__0__bias=[4])}, "is torch.uint8, expected float32 or int64"),
+        ({"blocks": blocks(more=[0], layers__0__bias=[4])}, "has a group size that is none"),
+        ({"blocks": blocks(more=[True], layers__0__bias=[4])}, "has a group size that is none"),
+        ({"blocks": blocks(more=["4"], layers__0__bias=[4])}, "has a group size that is none"),
+        ({"blocks": blocks(more=[4, 4], layers__0__bias=[4])}, "has a group size that is none"),
+        ({"blocks": blocks(more=[2], layers__0__bias=[4])}, "has a group size and no scale"),
         ({"images": '{"mean": [0], "std": [0]}'}, "its metadata is not what version 1 has"),
     ],
 )
@@ -154,6 +162,27 @@ def test_hostile_metadata_is_refused_in_one_sentence(changes, message, file):
         mrfquant.load(file)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("group_size", [3, 6, 2**39, None])
+def test_runs_that_do_not_fit_the_scale_are_refused(group_size):
+    data = torch.zeros(3, dtype=torch.uint8)
+    with pytest.raises(BadInput, match=r"a scale of shape \(4, 3\) for a parameter of shape \(4, 6\)"):
+        PackedParameter(data, (4, 6), (-1.0, 1.0), "bits", torch.ones(4, 3), group_size)
+    PackedParameter(data, (4, 6), (-1.0, 1.0), "bits", torch.ones(4, 3), 2)
+
+
+def test_scales_of_runs_are_stored_once_each(tmp_path):
+    """Rows of 25 weights in runs of 10: three numbers a row beside the labels; rows that fit in a run have one."""
+    model = torch.nn.Sequential(torch.nn.Linear(25, 7), torch.nn.ReLU(), torch.nn.Linear(7, 2))
+    network, _ = packed(model, scale="group")
+    network.write(tmp_path / "m")
+    found = PackedNetwork.read(tmp_path / "m").parameters
+    assert found["0.weight"].scale.shape == (7, 3)
+    assert found["0.weight"].group_size == 10
+    assert found["0.weight"].nbytes == 22 + 4 * 21
+    assert found["2.weight"].scale.shape == (2,)
+    assert found["2.weight"].group_size is None
 
 
 def test_damage_is_told(file, tmp_path):

@@ -24,15 +24,19 @@ LEVELS = {
     "1 level": (0.5,),
 }
 levels_of_all_kinds = pytest.mark.parametrize("levels", LEVELS.values(), ids=LEVELS)
-scales = pytest.mark.parametrize("scales", [None, 1, "rows"])
+scales = pytest.mark.parametrize("scales", [None, 1, "rows", "runs"])
+RUN = 5  # weights
 CLOSE = {"rtol": 1e-5, "atol": 1e-4}
 
 
 def draw(shape, levels, scales=None, encoding="bits"):
     """Random labels as a packed parameter."""
     labels = torch.randint(len(levels), shape)
-    scale = None if scales is None else torch.rand(shape[0] if scales == "rows" else 1) + 0.5
-    return PackedParameter(pack(labels, len(levels), encoding), shape, levels, encoding, scale)
+    runs = -(-labels[0].numel() // RUN)
+    scales = "rows" if scales == "runs" and runs == 1 else scales
+    scale = None if scales is None else torch.rand({1: 1, "rows": shape[0], "runs": (shape[0], runs)}[scales]) + 0.5
+    data = pack(labels, len(levels), encoding)
+    return PackedParameter(data, shape, levels, encoding, scale, RUN if scales == "runs" else None)
 
 
 @pytest.fixture(autouse=True)

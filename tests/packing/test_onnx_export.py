@@ -15,8 +15,9 @@ from mrfquant.packing.onnx_export import export_onnx
 from mrfquant.packing.parameter import PackedParameter
 
 BINARY, TERNARY, FOUR = (-1.0, 1.0), (-1.0, 0.0, 1.0), (-1.0, -0.3, 0.1, 1.0)
-SCHEMES = [(q, "bits", s) for q in (BINARY, TERNARY, FOUR) for s in (None, "one", "channels")]
-SCHEMES += [(TERNARY, "base3", s) for s in (None, "one", "channels")]
+RUN = 4  # weights
+SCHEMES = [(q, "bits", s) for q in (BINARY, TERNARY, FOUR) for s in (None, "one", "channels", "runs")]
+SCHEMES += [(TERNARY, "base3", s) for s in (None, "one", "channels", "runs")]
 # A single level, labels that cross bytes (3, 5 and 9 bits) and those that fill one.
 SCHEMES += [(tuple(np.linspace(-2, 3, d).tolist()), "bits", None) for d in (1, 5, 16, 17, 256, 300)]
 
@@ -24,9 +25,12 @@ SCHEMES += [(tuple(np.linspace(-2, 3, d).tolist()), "bits", None) for d in (1, 5
 def random_parameter(shape, scheme):
     """Random labels, and scales if the scheme has them."""
     levels, encoding, scales = scheme
-    data = pack(torch.randint(len(levels), shape), len(levels), encoding)
-    count = {None: 0, "one": 1, "channels": shape[0]}[scales]
-    return PackedParameter(data, tuple(shape), levels, encoding, 0.1 + torch.rand(count) if count else None)
+    labels = torch.randint(len(levels), shape)
+    data, columns = pack(labels, len(levels), encoding), labels[0].numel()
+    scales = "channels" if scales == "runs" and columns <= RUN else scales
+    sizes = {None: 0, "one": 1, "channels": shape[0], "runs": (shape[0], -(-columns // RUN))}[scales]
+    group_size = RUN if scales == "runs" else None
+    return PackedParameter(data, tuple(shape), levels, encoding, 0.1 + torch.rand(sizes) if sizes else None, group_size)
 
 
 def quantize(model, *schemes):
@@ -67,7 +71,7 @@ NETWORKS = {
     "lenet300": (lambda shape: LeNet300(shape, 10), (1, 28, 28), [(BINARY, "bits", None)]),
     "lenet5": (lambda shape: LeNet5(shape, 10), (1, 28, 28), [(TERNARY, "base3", "channels")]),
     "vgg": (lambda shape: VGG(shape, 10, depth=11, width=0.1), (3, 32, 32), [(FOUR, "bits", "one")]),
-    "resnet": (lambda shape: ResNet(shape, 10, width=0.1), (3, 32, 32), SCHEMES[:12]),
+    "resnet": (lambda shape: ResNet(shape, 10, width=0.1), (3, 32, 32), SCHEMES[:16]),
 }
 
 
@@ -156,7 +160,7 @@ def test_torch_export_takes_an_unpacked_network():
     torch.manual_seed(0)
     shape = (1, 28, 28)
     source, model = LeNet5(shape, 10, width=0.2), LeNet5(shape, 10, width=0.2)
-    packed = quantize(source, *SCHEMES[:12])
+    packed = quantize(source, *SCHEMES[:16])
     calibrate(source, shape)
     model.load_state_dict(source.state_dict() | {name: parameter.values() for name, parameter in packed.items()})
     images = torch.randn(2, *shape)

@@ -24,6 +24,7 @@ from mrfquant.inference import (
     ProxQuant,
     Reference,
     SparsemaxPGD,
+    StraightThrough,
 )
 from mrfquant.labelling import Labelling
 from mrfquant.mrf import (
@@ -110,6 +111,15 @@ class TestBinaryConnect(InferenceContract):
 class TestProxQuant(InferenceContract):
     part = ProxQuant
     settings = {"reg_rate": 0.05, "epoch": 5}
+
+
+class TestStraightThrough(InferenceContract):
+    part = StraightThrough
+    labelling = {"scale": "layer"}
+
+
+class TestStraightThroughInGroups(TestStraightThrough):
+    labelling = {"scale": "group", "group_size": 3}
 
 
 class TestRounded(InferenceContract):
