@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from mrfquant.config.settings import Count, configurable
+from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling.block import Block
 from mrfquant.labelling.flat import FlatParameters
@@ -22,7 +22,6 @@ from mrfquant.labelling.selection import PRESETS
 from mrfquant.text import aligned
 
 Levels = Sequence[float] | LevelSet
-REACH = 2.0  # times the mean magnitude of weights, which half of them exceed
 
 
 @configurable(supplied=["model"])
@@ -42,7 +41,7 @@ class Labelling:
         exclude: patterns of names that stay free in any case.
         start: where solvers start: 'random', as in the paper, or 'weights', at the weights that the network has, so
             that a trained one keeps what it has learned. Take a `scale` for it: the levels have to reach the weights.
-            Scales that are not a number are doubled for it: they reach nine of ten weights, and it pays to learn them.
+            Scales that are not a number are multiplied by `reach` for it, and it pays to learn them.
         scale: 'none' uses the levels as they are; a number multiplies them; 'layer', 'channel' and 'group' multiply the
             levels of each tensor, of each slice along its first dimension (a layer's output channel), or of each run
             of `group_size` weights of such a slice, by the mean magnitude of the initial weights there over that of
@@ -53,6 +52,8 @@ class Labelling:
             those of norms), a name that `which` takes, or a function from the network to names; the first that fits
             counts. What fits none has the optimizer's own settings. 'scales' are the learned ones, always a group.
         group_size: weights that share a scale where it is 'group'; the last run of a slice may be shorter.
+        reach: how far the levels go where solvers start at the weights, in mean magnitudes of these: twice it reaches
+            nine of ten weights; a deep network with batch norm needs four times to begin where the float one is.
 
     Attributes:
         model: the network.
@@ -75,6 +76,7 @@ class Labelling:
         learn_scale: bool = False,
         groups: Groups | None = None,
         group_size: Count = 64,
+        reach: Positive = 2.0,
     ) -> None:
         if isinstance(scale, bool) or (not isinstance(scale, str) and not 0 < scale < math.inf):
             raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel', 'group' or a number above 0")
@@ -83,7 +85,7 @@ class Labelling:
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trainable:
             raise BadInput("the network has no trainable parameter: there is nothing to label or to train")
-        self.model, self.start = model, start
+        self.model, self.start, self.reach = model, start, reach
         selected = PRESETS[which](model) if isinstance(which, str) else set(which(model))
         names = dict(model.named_parameters(remove_duplicate=False))
         if unknown := selected - names.keys():
@@ -256,7 +258,7 @@ class Labelling:
                 usual = _random_start(torch.empty_like(self.labelled.view(name, self.labelled.w))).abs().mean()
                 found.copy_(torch.where(found > 0, found, usual))
             levels = [abs(v) for v in sets[name].values]
-            found.mul_(REACH if self.start == "weights" else 1.0).div_(sum(levels) / len(levels))
+            found.mul_(self.reach if self.start == "weights" else 1.0).div_(sum(levels) / len(levels))
         return magnitudes
 
 

@@ -1,9 +1,10 @@
-"""Networks: the paper's, in their CIFAR form with batch norm that has nothing to learn, and a GPT."""
+"""Networks: the paper's, with batch norm that has nothing to learn; ResNet-20 and its like; a GPT."""
 
 from mrfquant.models.gpt import GPT
 from mrfquant.models.lenet import LeNet5, LeNet300
 from mrfquant.models.registry import NETWORKS, network
 from mrfquant.models.resnet import ResNet
+from mrfquant.models.resnet_cifar import CifarResNet
 from mrfquant.models.vgg import VGG
 
-__all__ = ["GPT", "NETWORKS", "VGG", "LeNet5", "LeNet300", "ResNet", "network"]
+__all__ = ["GPT", "NETWORKS", "VGG", "CifarResNet", "LeNet5", "LeNet300", "ResNet", "network"]
