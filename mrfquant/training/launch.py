@@ -104,9 +104,11 @@ def launch(
             listeners: list[Collector] = []
             if team.leads:
                 chosen = [named_part(c, Collector)() if isinstance(c, str) else c for c in collectors]
+                chosen += experiment.collectors
                 mode = wandb or default_mode()
-                online = [] if mode == "disabled" else [WandB(mode)]
-                listeners = [console, JsonLines(folder.metrics), *online, *experiment.collectors, *chosen]
+                if mode != "disabled" and not any(isinstance(c, WandB) for c in chosen):
+                    chosen.append(WandB(mode))
+                listeners = [console, JsonLines(folder.metrics), *chosen]
             for listener in listeners:
                 listener.open(folder)
             _train(trainer, experiment, folder, listeners, stop)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mrfquant.config.gin_files import nested_settings
+from mrfquant.config.settings import configurable
 from mrfquant.errors import BadInput
 from mrfquant.storage.run_folder import RunFolder
 from mrfquant.training.collectors import Collector, Values
@@ -31,15 +32,19 @@ def default_mode() -> Mode:
     return "online" if netrc.exists() and "api.wandb.ai" in netrc.read_text(errors="ignore") else "offline"
 
 
+@configurable
 class WandB(Collector):
-    """Starts a W&B run when training starts.
+    """Starts a W&B run when training starts; `mrfquant run` has one by default, see --wandb.
 
     A resumed run starts a new W&B run in the same group and goes on counting iterations: W&B cannot resume offline,
     and syncing two offline runs under one id erases the first one's curves.
+
+    Args:
+        mode: online where W&B knows who you are, offline elsewhere by default.
     """
 
-    def __init__(self, mode: Mode) -> None:
-        self.mode = mode
+    def __init__(self, mode: Mode | None = None) -> None:
+        self.mode = mode or default_mode()
         self._run: Run | None = None
         self._best: float | None = None
 
