@@ -67,6 +67,7 @@ from .data import (
 from .metric import Metric as Metric
 from .objectives import (
     CrossEntropy as CrossEntropy,
+    Distillation as Distillation,
     NextToken as NextToken,
     Objective as Objective,
     Regression as Regression,

@@ -74,8 +74,8 @@ def pack_run(path: Path, encoding: Encoding = "bits") -> PackedNetwork:
     }
     if list(data.arguments) != ["loader"] or data.arguments["loader"] != data.name:
         origin["data"] = data.arguments
-    if type(objective) is not CrossEntropy:
-        origin["objective"] = type(objective).__name__
+    if type(objective.judge) is not CrossEntropy:
+        origin["objective"] = type(objective.judge).__name__
     if objective.temperature != 1:
         origin["temperature"] = objective.temperature  # to divide the logits by, for probabilities
     if summary.get("stand_in"):

@@ -1,8 +1,9 @@
 """What a network is trained for: the loss, and the figures by which it is judged."""
 
-from mrfquant.objectives.base import Objective
+from mrfquant.objectives.base import Objective, outputs_of
 from mrfquant.objectives.classification import CrossEntropy
+from mrfquant.objectives.distillation import Distillation
 from mrfquant.objectives.regression import Regression
 from mrfquant.objectives.text import NextToken
 
-__all__ = ["CrossEntropy", "NextToken", "Objective", "Regression"]
+__all__ = ["CrossEntropy", "Distillation", "NextToken", "Objective", "Regression", "outputs_of"]

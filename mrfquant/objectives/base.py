@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from mrfquant.metric import Metric
+
+
+def outputs_of(forward: Callable[..., Any], inputs: Any) -> Any:
+    """What a network makes of a batch's inputs: one argument, or a tuple or dict of them."""
+    if isinstance(inputs, Mapping):
+        return forward(**inputs)
+    return forward(*inputs) if isinstance(inputs, tuple) else forward(inputs)
 
 
 class Objective(ABC):
@@ -34,6 +42,25 @@ class Objective(ABC):
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """What training minimises: a mean over the batch, to call backward on."""
+
+    def training_loss(self, outputs: Tensor, targets: Tensor, inputs: Any) -> Tensor:
+        """`loss` for a training batch, of which the inputs are known, too."""
+        return self.loss(outputs, targets)
+
+    def attach(self, model: nn.Module) -> None:  # noqa: B027 - most objectives need nothing of it
+        """The network as the run starts it, before it is labelled."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs of it."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - likewise
+        """Go on from a state of the same objective."""
+
+    @property
+    def judge(self) -> Objective:
+        """The objective by which networks are judged: another one than this only where it adds to a loss."""
+        return self
 
     @abstractmethod
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -25,9 +25,13 @@ class Collector:
 
     Attributes:
         metric: the one that chooses the best network; the trainer sets it before `start`.
+        unit: what an example is called; likewise.
+        batch_size: examples of a step; likewise.
     """
 
     metric: Metric = TOP1
+    unit: str = "examples"
+    batch_size: int = 1
 
     def open(self, folder: RunFolder) -> None:
         """The run's folder, before the loop starts: what is run is in its `identity()`, files may go to its `path`."""
@@ -143,12 +147,14 @@ class Console(Collector):
     def _figures(self, values: Values) -> str:
         formats = {"loss": "loss {:.4f}", f"val_{self.metric.name}": "", **FORMATS}
         shown = ((name, form, values[name]) for name, form in formats.items() if name in values)
-        return "  ".join(form.format(v) if form else f"val {self.metric.text(v)}" for _, form, v in shown)
+        words = [form.format(v) if form else f"val {self.metric.text(v)}" for _, form, v in shown]
+        if "steps_per_second" in values:
+            words.append(f"{values['steps_per_second'] * self.batch_size:,.4g} {self.unit}/s")
+        return "  ".join(words)
 
 
 FORMATS = {
     "entropy": "entropy {:.3f} bits",
     "learning_rate": "lr {:.3g}",
     "beta": "beta {:.4g}",
-    "steps_per_second": "{:,.4g} steps/s",
 }

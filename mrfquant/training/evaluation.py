@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +10,7 @@ from torch import Tensor, nn
 from mrfquant.compute import Team
 from mrfquant.data import Dataset, SplitName
 from mrfquant.errors import BadInput
-from mrfquant.objectives import CrossEntropy, Objective
-
-
-def outputs_of(forward: Callable[..., Any], inputs: Any) -> Any:
-    """What a network makes of a batch's inputs: one argument, or a tuple or dict of them."""
-    if isinstance(inputs, Mapping):
-        return forward(**inputs)
-    return forward(*inputs) if isinstance(inputs, tuple) else forward(inputs)
+from mrfquant.objectives import CrossEntropy, Objective, outputs_of
 
 
 @torch.inference_mode()

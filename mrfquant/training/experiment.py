@@ -85,6 +85,7 @@ class Experiment:
         self.model: nn.Module = _built("model", model(self.dataset.shape, self.dataset.outputs)).to(device)
         if weights is not None:
             load_weights(self.model, read_weights(Path(weights)), Path(weights))
+        self.objective.attach(self.model)
         if channels_last or (channels_last is None and device.type == "cuda"):
             self.model = self.model.to(memory_format=torch.channels_last)
         if self.team.world_size > 1:

@@ -15,11 +15,11 @@ from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.data import Dataset, SplitName
 from mrfquant.errors import RunFailed
 from mrfquant.inference import Inference
-from mrfquant.objectives import CrossEntropy, Objective
+from mrfquant.objectives import CrossEntropy, Objective, outputs_of
 from mrfquant.schedules import Constant, Schedule
 from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.training.collectors import Collector
-from mrfquant.training.evaluation import evaluate, outputs_of
+from mrfquant.training.evaluation import evaluate
 
 AGREE_INTERVAL = 10  # iterations
 
@@ -99,6 +99,7 @@ class Trainer:
         self.per_layer, self.clip, self.hooks = per_layer, clip, hooks
         self.team = team or Team()
         self.device = dataset.device
+        self.batch_size = batch_size
         self.batches = dataset.stream(batch_size, seed, self.team.rank, self.team.world_size)
         low = precision == "bfloat16" or (precision == "auto" and self.device.type == "cuda")
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=low)
@@ -132,7 +133,8 @@ class Trainer:
         """
         self.checkpoints, self.collectors = checkpoints, collectors
         for collector in self.collectors:
-            collector.metric = self.objective.chooses
+            collector.metric, collector.unit = self.objective.chooses, self.dataset.unit
+            collector.batch_size = self.batch_size
             collector.start(self.iteration, self.iterations)
         self.model.train()
         self._mark = (time.perf_counter(), self.iteration)
@@ -167,7 +169,7 @@ class Trainer:
         inputs, targets = next(self.batches)
         self.inference.scale_learning_rate(self.learning_rate(self.iteration, self.iterations))
         with self.autocast:
-            loss = self.objective.loss(outputs_of(self.forward, inputs), targets)
+            loss = self.objective.training_loss(outputs_of(self.forward, inputs), targets, inputs)
         loss.backward()
         if self.team.world_size > 1:
             self.team.average(self.inference.labelling.gradients())
@@ -264,6 +266,7 @@ class Trainer:
             "best": self.best,
             "losses": [loss.item() for loss in self._losses],
             "batches": self.batches.state_dict(),
+            "objective": self.objective.state_dict(),
             "inference": self.inference.state_dict(),
             "model": {n: t for n, t in self.model.state_dict().items() if n not in solved},
             "rng": torch.get_rng_state(),
@@ -275,6 +278,7 @@ class Trainer:
         self.iteration, self.seconds, self.best = state["iteration"], state["seconds"], state["best"]
         self._losses = [torch.tensor(loss, device=self.device) for loss in state["losses"]]
         self.batches.load_state_dict(state["batches"])
+        self.objective.load_state_dict(state.get("objective", {}))  # not there in older files
         self.inference.load_state_dict(state["inference"])
         self.model.load_state_dict(state["model"], strict=False)
         torch.set_rng_state(state["rng"])

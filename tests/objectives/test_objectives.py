@@ -8,7 +8,7 @@ import torch
 from mrfquant.data.torchvision_import import import_torchvision
 from mrfquant.errors import BadInput
 from mrfquant.metric import TOP1, Metric
-from mrfquant.objectives import CrossEntropy, NextToken, Regression
+from mrfquant.objectives import CrossEntropy, Distillation, NextToken, Regression
 from mrfquant.objectives.classification import calibration_error
 from mrfquant.testing import ObjectiveContract
 
@@ -27,6 +27,29 @@ class TestNextToken(ObjectiveContract):
 class TestRegression(ObjectiveContract):
     part = Regression
     outputs, targets = torch.randn(30, 2), torch.randn(30, 2)
+
+
+class TestDistillation(ObjectiveContract):
+    part = Distillation
+    outputs, targets = torch.randn(40, 7), torch.randint(7, (40,))
+
+
+def test_distillation_mixes_the_loss_with_the_divergence_from_the_network_as_it_was():
+    torch.manual_seed(0)
+    model, x, y = torch.nn.Linear(5, 3), torch.randn(8, 5), torch.randint(3, (8,))
+    objective = Distillation(share=0.3, softness=2.0)
+    objective.attach(model)
+    before = model(x).detach()
+    torch.nn.init.normal_(model.weight)
+    outputs = model(x)
+    p, q = (before / 2).softmax(1), (outputs / 2).softmax(1)
+    divergence = (p * (p / q).log()).sum(1).mean()
+    expected = 0.7 * torch.nn.functional.cross_entropy(outputs, y) + 0.3 * 4 * divergence
+    torch.testing.assert_close(objective.training_loss(outputs, y, x), expected)
+    again = Distillation()
+    again.attach(model)
+    again.load_state_dict(objective.state_dict())
+    torch.testing.assert_close(again.teacher(x), before)
 
 
 def test_next_token_is_the_mean_over_all_places_and_its_exponential():

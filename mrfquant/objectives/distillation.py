@@ -1,0 +1,75 @@
+"""A float network as the teacher of the quantized one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mrfquant.config.settings import Fraction, Positive, configurable
+from mrfquant.objectives.base import Objective, outputs_of
+from mrfquant.objectives.classification import CrossEntropy
+
+
+@configurable
+class Distillation(Objective):
+    """Another objective's loss, mixed with the divergence from the outputs that the network gave at its start:
+
+        (1 - share) loss + share T² KL(softmax(teacher / T), softmax(network / T))
+
+    as in Hinton et al. (2015). The teacher is the network as the run starts it, from trained weights as a rule
+    (`--weights`), in evaluation mode; it travels in the checkpoints. Networks are judged by the other objective.
+
+    Args:
+        objective: the other one; cross-entropy by default.
+        share: of the teacher in the loss.
+        softness: T.
+    """
+
+    def __init__(self, objective: Objective | None = None, share: Fraction = 0.5, softness: Positive = 1.0) -> None:
+        self._judge = objective or CrossEntropy()
+        self.share, self.softness = share, softness
+        self.metrics, self.scores, self.temperature = self.judge.metrics, self.judge.scores, self.judge.temperature
+        self.teacher: nn.Module | None = None
+
+    @property
+    def judge(self) -> Objective:
+        return self._judge
+
+    def attach(self, model: nn.Module) -> None:
+        self.teacher = copy.deepcopy(model).eval().requires_grad_(False)
+
+    def training_loss(self, outputs: Tensor, targets: Tensor, inputs: Any) -> Tensor:
+        assert self.teacher is not None, "attach it first"
+        with torch.no_grad():
+            taught = outputs_of(self.teacher, inputs).float() / self.softness
+        logs = (outputs.float() / self.softness).log_softmax(-1).flatten(0, -2)
+        divergence = functional.kl_div(logs, taught.softmax(-1).flatten(0, -2), reduction="batchmean")
+        own = self.judge.training_loss(outputs, targets, inputs)
+        return (1 - self.share) * own + self.share * self.softness**2 * divergence
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.judge.loss(outputs, targets)
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.judge.sums(outputs, targets)
+
+    def figures(self, sums: Sequence[float]) -> dict[str, float]:
+        return self.judge.figures(sums)
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return self.judge.predictions(outputs)
+
+    def score(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
+        return self.judge.score(predictions, targets)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.teacher is None else {"teacher": self.teacher.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.teacher is not None and "teacher" in state:
+            self.teacher.load_state_dict(state["teacher"])
