@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -38,6 +40,7 @@ CIFAR100 = DatasetInfo(
     std=(0.2673, 0.2564, 0.2762),
     augment=True,
 )
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 VALIDATION = 5_000  # the last of the training images
 PIXELS = 3 * 32 * 32
 
@@ -58,10 +61,15 @@ URL = "https://www.cs.toronto.edu/~kriz/"
 
 
 @dataset
-def cifar10(root: Path) -> Images:
-    """Photographs, 32x32, 10 classes; the first 45,000 train, the last 5,000 of the training files validate."""
+def cifar10(root: Path, statistics: Literal["cifar10", "imagenet"] = "cifar10") -> Images:
+    """Photographs, 32x32, 10 classes; the first 45,000 train, the last 5,000 of the training files validate.
+
+    Args:
+        statistics: the mean and deviation that images are normalised by; public networks take ImageNet's.
+    """
     fetch(root, [Download(URL + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", tuple(FILES10))])
-    return _dataset(CIFAR10, root, FILES10, label_ranges=[10])
+    info = CIFAR10 if statistics == "cifar10" else replace(CIFAR10, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    return _dataset(info, root, FILES10, label_ranges=[10])
 
 
 @dataset

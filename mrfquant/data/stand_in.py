@@ -45,7 +45,11 @@ def stand_in(name: str) -> Images:
     return info.dataset(train, val, test, stand_in=True)
 
 
-STAND_INS |= {name: functools.partial(stand_in, name) for name in INFOS} | {"shakespeare": shakespeare_stand_in}
+def _of_form(name: str, **settings: object) -> Images:
+    return stand_in(name)  # whatever the settings of the real one are
+
+
+STAND_INS |= {name: functools.partial(_of_form, name) for name in INFOS} | {"shakespeare": shakespeare_stand_in}
 
 
 def _to_bytes(images: Tensor) -> Tensor:
