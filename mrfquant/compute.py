@@ -16,13 +16,15 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from mrfquant.errors import BadInput, RunFailed
+
+T = TypeVar("T")
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -97,12 +99,12 @@ class Team:
         """Whether the flag is set in one of the processes. Waits for the device."""
         return flag if self.world_size == 1 else bool(self.total(torch.tensor(float(flag), device=device)).item())
 
-    def agree(self, text: str) -> str:
-        """The leader's text, in every process."""
-        texts = [text]
+    def agree(self, value: T) -> T:
+        """The leader's text or number, in every process."""
+        values = [value]
         if self.world_size > 1:
-            dist.broadcast_object_list(texts)
-        return texts[0]
+            dist.broadcast_object_list(values)
+        return values[0]
 
     def _reduce(self, tensor: Tensor) -> None:
         dist.all_reduce(tensor)

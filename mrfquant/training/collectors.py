@@ -39,6 +39,9 @@ class Collector:
     def start(self, iteration: int, iterations: int) -> None:
         """The loop starts at `iteration` (not 0 when the run was resumed) and will end at `iterations`."""
 
+    def plan(self, iterations: int) -> None:
+        """The loop will end at another iteration than it said at the start."""
+
     def step(self, iteration: int) -> None:
         """An iteration is done. Called in the training loop: keep it cheap, touch no tensor."""
 
@@ -111,6 +114,11 @@ class Console(Collector):
                 dynamic_ncols=True,
                 bar_format="{percentage:3.0f}% {bar:16} {n_fmt}/{total_fmt}{postfix}  {rate_fmt}  {remaining} left",
             )
+
+    def plan(self, iterations: int) -> None:
+        self._iterations = iterations
+        if self._bar is not None:
+            self._bar.total = iterations
 
     def step(self, iteration: int) -> None:
         if self._bar is not None:
