@@ -2,11 +2,8 @@
 
 import csv
 import json
-import os
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -134,20 +131,18 @@ def test_bad_input_is_one_sentence(arguments, message, capsys):
     assert err.count("\n") == 1
 
 
-def test_interrupted_it_saves_the_cell_and_goes_on_inside_it(tmp_path):
+def test_interrupted_it_saves_the_cell_and_goes_on_inside_it(python, tmp_path):
     """A cell cut short by SIGTERM has a checkpoint, and is resumed, not started again."""
     cell = ["results", "--rows", "lenet300", "--methods", "REF", "--out", str(tmp_path), "--smoke"]
     folder = tmp_path / "paper-smoke" / "ref_lenet300_mnist-seed0"
-    command = [sys.executable, "-m", "mrfquant", "reproduce", *cell]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = python.start("-m", "mrfquant", "reproduce", *cell)
     deadline = time.monotonic() + 60
     while not (folder / "log.txt").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) in (0, 143)  # 0 when the 20 iterations were over first
+    assert process.wait().returncode in (0, 143)  # 0 when the 20 iterations were over first
     log = (folder / "log.txt").read_text()
     assert "stopped at iteration" in log or "test top-1" in log
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = python.run("-m", "mrfquant", "reproduce", *cell)
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "summary.json").read_text())["iterations"] == 20
