@@ -9,6 +9,9 @@ GIN ?= gin/pmf_lenet300_digits.gin
 ARGS ?=
 PIP := .venv/bin/python -m pip --disable-pip-version-check
 
+# Whatever the environment says, compiled modules are kept: each process that a test starts imports torch.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test test-slow docs clean
 
 run: .venv/installed

@@ -14,7 +14,7 @@ import sys
 import types
 
 import gin  # noqa: F401
-import numba  # noqa: F401
+import numba
 import pytest  # noqa: F401
 import scipy.sparse.csgraph  # noqa: F401
 import torch._dynamo  # noqa: F401 - by the first step of an optimizer
@@ -66,6 +66,7 @@ def run(words):
 
 
 if __name__ == "__main__":
+    numba.njit(lambda: 0)()  # loads what every first kernel of a process does
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     asked = wait_for_request(socket.socket(fileno=int(sys.argv[1])))
     os.chdir(asked["cwd"])
