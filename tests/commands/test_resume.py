@@ -12,7 +12,7 @@ import torch
 from mrfquant.storage.checkpoints import Checkpoints
 
 CONFIG = ["--gin", "gin/pmf_lenet300_digits.gin"]
-for binding in ("iterations = 600", "eval_interval = 70", "log_interval = 10", "batch_size = 50"):
+for binding in ("iterations = 200", "eval_interval = 30", "log_interval = 10", "batch_size = 50"):
     CONFIG += ["--set", f"Trainer.{binding}"]
 
 
@@ -58,7 +58,7 @@ def same(a, b):
 def test_killed_at_three_random_points_a_run_ends_the_same(start, tmp_path):
     assert start(*CONFIG, "--out", tmp_path / "whole").wait().returncode == 0
     folder = tmp_path / "killed"
-    points = sorted(random.SystemRandom().sample(range(10, 580), 3))
+    points = sorted(random.SystemRandom().sample(range(10, 180), 3))
     process = start(*CONFIG, "--out", folder)
     for point in points:
         done = stop_at(process, folder, point, signal.SIGKILL)

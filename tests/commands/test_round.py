@@ -112,9 +112,8 @@ def test_a_quantized_run_and_broken_weights_are_refused(float_run, tmp_path, cap
     state = torch.load(next((float_run / "checkpoints").glob("best-*.pt")), weights_only=True)["model"]
     state["layers.4.weight"][0] = torch.nan
     torch.save(state, tmp_path / "nan.pt")
-    refused(
-        ["--weights", tmp_path / "nan.pt", "--gin", "gin/ref_lenet5_digits.gin"], capsys, "layers.4.weight", "finite"
-    )
+    words = ["--weights", tmp_path / "nan.pt", "--gin", "gin/ref_lenet5_digits.gin", *HALF]
+    refused(words, capsys, "layers.4.weight", "finite")
 
 
 def _round(model, images, solver="gptq"):
