@@ -2,6 +2,7 @@
 
 import csv
 import json
+import multiprocessing
 import signal
 import statistics
 import time
@@ -9,11 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from mrfquant import compute
 from mrfquant.commands.reproduce import main
 from mrfquant.config.gin_files import CONFIGS
 from mrfquant.reproduction import TABLES, Campaign, Cell, render
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper"
+
+
+@pytest.fixture
+def quick_cells(monkeypatch):
+    """Their processes are copies of this one: no seconds of imports."""
+    monkeypatch.setattr(compute, "get_context", lambda _: multiprocessing.get_context("fork"))
 
 
 def figures(file):
@@ -82,7 +90,7 @@ def test_a_damaged_result_is_told(tmp_path, capsys):
     assert "summary.json is damaged: delete it and resume the run" in capsys.readouterr().err
 
 
-def test_missing_cells_are_run_and_the_table_says_stand_in(tmp_path, capsys):
+def test_missing_cells_are_run_and_the_table_says_stand_in(quick_cells, tmp_path, capsys):
     arguments = ["results", "--rows", "lenet300", "--methods", "PMF", "--out", str(tmp_path), "--smoke"]
     assert main([*arguments, "--markdown", str(tmp_path / "table.md")]) == 0
     out = capsys.readouterr().out
@@ -99,7 +107,7 @@ def test_stand_in_runs_never_count_as_real_ones(tmp_path):
     assert Campaign([cell], 1, "paper", tmp_path).accuracies() == {}
 
 
-def test_settings_reach_every_new_run(tmp_path):
+def test_settings_reach_every_new_run(quick_cells, tmp_path):
     (cell,) = [c for c in TABLES["results"] if c.column == "PMF" and c.model == "lenet300"]
     campaign = Campaign([cell], 1, "paper", tmp_path, settings=["Trainer.log_interval = 7"], smoke=True)
     (outcome,) = campaign.run()
