@@ -21,7 +21,7 @@ test: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/python -m pytest -n auto -m "not slow"
+	.venv/bin/python -m pytest -n auto --dist worksteal -m "not slow"
 
 test-slow: .venv/installed
 	.venv/bin/python -m pytest -m slow
