@@ -9,6 +9,9 @@ GIN ?= gin/pmf_lenet300_digits.gin
 ARGS ?=
 PIP := .venv/bin/python -m pip --disable-pip-version-check
 
+# Whatever the environment says, compiled modules are kept: each process that a test starts imports torch.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test test-slow docs clean
 
 run: .venv/installed
@@ -18,7 +21,7 @@ test: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/python -m pytest -n auto -m "not slow"
+	.venv/bin/python -m pytest -n auto --dist worksteal -m "not slow"
 
 test-slow: .venv/installed
 	.venv/bin/python -m pytest -m slow

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,10 +28,7 @@ Trainer.iterations = {iterations}
 Trainer.eval_interval = 10
 Trainer.log_interval = 5
 """
-ENVIRONMENT = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
-ALONE = [sys.executable, "-m", "mrfquant", "run"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-TOGETHER = [*TORCHRUN, "-m", "mrfquant", "run"]
+COMMAND = ["-m", "mrfquant", "run"]
 
 
 @pytest.fixture(scope="module")
@@ -44,28 +42,41 @@ def config(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone(config, tmp_path_factory):
+def run(python):
+    def run(processes, *arguments):
+        """What so many processes say, each with what torchrun tells it."""
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            team = {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(found.getsockname()[1]),
+                "WORLD_SIZE": str(processes),
+            }
+        ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+        started = [python.start(*COMMAND, *arguments, **team, **rank) for rank in ranks]
+        ended = [process.wait() for process in started]
+        for done in ended:
+            assert done.returncode == 0, done.stderr
+        return "".join(done.stdout for done in ended)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(run, config, tmp_path_factory):
     """The run folder of 20 iterations of one process."""
     folder = tmp_path_factory.mktemp("runs") / "alone"
-    run(ALONE, "--gin", config(20), "--out", folder)
+    run(1, "--gin", config(20), "--out", folder)
     return folder
-
-
-def run(command, *arguments):
-    done = subprocess.run(
-        [*command, *map(str, arguments)], env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def variables(folder):
     return Checkpoints(folder / "checkpoints").newest(print)["inference"]["variables"][0]
 
 
-def test_two_processes_equal_one_with_the_same_batches(config, alone, tmp_path):
+def test_two_processes_equal_one_with_the_same_batches(run, config, alone, tmp_path):
     together = tmp_path / "together"
-    said = run(TOGETHER, "--gin", config(20), "--out", together)
+    said = run(2, "--gin", config(20), "--out", together)
     assert "on 2 x cpu" in said
     assert said.count("results in") == 1  # one process speaks
     assert (variables(alone) - variables(together)).abs().max() < 1e-5
@@ -78,8 +89,8 @@ def test_two_processes_equal_one_with_the_same_batches(config, alone, tmp_path):
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-4)
 
 
-@pytest.mark.parametrize(("first", "second"), [(ALONE, TOGETHER), (TOGETHER, ALONE)])
-def test_a_checkpoint_goes_on_with_another_number_of_processes(config, alone, tmp_path, first, second):
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1)])
+def test_a_checkpoint_goes_on_with_another_number_of_processes(run, config, alone, tmp_path, first, second):
     run(first, "--gin", config(10), "--out", tmp_path / "part")
     own = tmp_path / "part" / "config.gin"
     own.write_text(own.read_text().replace("Trainer.iterations = 10", "Trainer.iterations = 20"))
@@ -95,12 +106,12 @@ def workers(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes under /proc")
-def test_a_killed_process_ends_the_run_and_it_can_be_resumed(config, tmp_path):
+def test_a_killed_process_of_torchrun_ends_the_run_and_it_can_be_resumed(config, tmp_path):
     folder = tmp_path / "run"
-    command = [*TOGETHER, "--gin", config(100_000), "--out", folder]
-    process = subprocess.Popen(
-        list(map(str, command)), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *COMMAND]
+    command += ["--gin", str(config(100_000)), "--out", str(folder)]
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not list(folder.glob("checkpoints/step-*")) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -3,10 +3,7 @@
 import base64
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,22 +11,17 @@ import pytest
 from mrfquant.testing import EnergyContract, InferenceContract
 
 FOLDER = Path(__file__).parents[1] / "docs" / "examples"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def output(name, tmp_path):
-    """What a script prints, in a folder of its own."""
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / f"{name}.py")],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def output(python, tmp_path):
+    def output(name):
+        """What a script prints, in a folder of its own."""
+        done = python.run(FOLDER / f"{name}.py", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return output
 
 
 def accuracies(text):
@@ -44,21 +36,21 @@ def part(script, name):
     return getattr(module, name)
 
 
-def test_own_solver_trains_a_binary_network_beside_pmf(tmp_path):
-    pmf, bop = accuracies(output("own_solver", tmp_path))
+def test_own_solver_trains_a_binary_network_beside_pmf(output):
+    pmf, bop = accuracies(output("own_solver"))
     assert pmf > 94
     assert bop > 92
 
 
-def test_own_energy_makes_the_network_sparser_the_larger_its_cost(tmp_path):
-    text = output("own_energy", tmp_path)
+def test_own_energy_makes_the_network_sparser_the_larger_its_cost(output):
+    text = output("own_energy")
     none, small, large = (float(number) for number in re.findall(r"zeros ([\d.]+) %", text))
     assert none + 20 < small < large
     assert min(accuracies(text)) > 90
 
 
-def test_round_network_by_icm_changes_every_layer_less_than_nearest(tmp_path):
-    text = output("round_network", tmp_path)
+def test_round_network_by_icm_changes_every_layer_less_than_nearest(output):
+    text = output("round_network")
     trained, _, icm = accuracies(text)
     assert icm > trained - 4
     errors = [[float(e) for e in re.findall(r"weight ([\d.]+)", line)] for line in text.splitlines()[1:]]
@@ -66,15 +58,15 @@ def test_round_network_by_icm_changes_every_layer_less_than_nearest(tmp_path):
     assert all(by_icm < by_nearest / 2 for by_nearest, by_icm in zip(*errors, strict=True))
 
 
-def test_own_network_starts_near_float_and_ends_binary_as_good(tmp_path):
-    trained, relaxed, binary = accuracies(output("own_network", tmp_path))
+def test_own_network_starts_near_float_and_ends_binary_as_good(output):
+    trained, relaxed, binary = accuracies(output("own_network"))
     assert trained > 93
     assert relaxed > trained - 5
     assert binary > trained - 2
 
 
-def test_watch_labels_draws_a_network_whose_rounding_costs_nothing_in_the_end(tmp_path):
-    text = output("watch_labels", tmp_path)
+def test_watch_labels_draws_a_network_whose_rounding_costs_nothing_in_the_end(output, tmp_path):
+    text = output("watch_labels")
     relaxed, rounded = (
         [float(number) for number in re.findall(rf"{kind} ([\d.]+) %", text)] for kind in ("relaxed", "rounded")
     )
@@ -84,8 +76,8 @@ def test_watch_labels_draws_a_network_whose_rounding_costs_nothing_in_the_end(tm
     assert (tmp_path / "watch_labels.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_field_from_networkx_has_belief_propagation_closer_than_mean_field(tmp_path):
-    rows = [re.split(r"  +", line) for line in output("field_from_networkx", tmp_path).splitlines()[1:]]
+def test_field_from_networkx_has_belief_propagation_closer_than_mean_field(output):
+    rows = [re.split(r"  +", line) for line in output("field_from_networkx").splitlines()[1:]]
     (exact, zero), (_, propagation), (bound, mean_field) = ((float(r[1].split()[0]), float(r[2])) for r in rows)
     assert zero == 0 < propagation < mean_field < 0.1
     assert bound < exact

@@ -13,12 +13,14 @@ from mrfquant.labelling import LevelSet
 from mrfquant.models import LeNet5
 from mrfquant.rounding import Rounding
 
+HALF = ["--set", "LeNet5.width = 0.5"]
+
 
 @pytest.fixture(scope="module")
 def float_run(tmp_path_factory):
-    """A float LeNet-5 on the digits, trained for moments."""
+    """A float LeNet-5 of half the width on the digits, trained for moments."""
     path = tmp_path_factory.mktemp("runs") / "float"
-    words = ["--gin", "gin/ref_lenet5_digits.gin", "--set", "Trainer.iterations = 80", "--wandb", "disabled"]
+    words = ["--gin", "gin/ref_lenet5_digits.gin", *HALF, "--set", "Trainer.iterations = 80", "--wandb", "disabled"]
     assert run.main([*words, "--out", str(path)]) == 0
     return path
 
@@ -60,8 +62,8 @@ def test_weights_from_a_file_and_a_layer_left_out(float_run, tmp_path, capsys):
     tops = []
     for suffix in ("pt", "safetensors"):
         out = tmp_path / suffix
-        words = ["--weights", tmp_path / f"weights.{suffix}", "--gin", "gin/ref_lenet5_digits.gin", "--solver", "icm"]
-        words += ["--exclude", "layers.0.*", "--start", "nearest", "--out", out]
+        words = ["--weights", tmp_path / f"weights.{suffix}", "--gin", "gin/ref_lenet5_digits.gin", *HALF]
+        words += ["--solver", "icm", "--exclude", "layers.0.*", "--start", "nearest", "--out", out]
         assert round.main([str(word) for word in words]) == 0
         tops.append(summary(out)["test_top1"])
         best = torch.load(out / "checkpoints" / "best-00000000.pt", weights_only=True)["model"]
@@ -110,9 +112,8 @@ def test_a_quantized_run_and_broken_weights_are_refused(float_run, tmp_path, cap
     state = torch.load(next((float_run / "checkpoints").glob("best-*.pt")), weights_only=True)["model"]
     state["layers.4.weight"][0] = torch.nan
     torch.save(state, tmp_path / "nan.pt")
-    refused(
-        ["--weights", tmp_path / "nan.pt", "--gin", "gin/ref_lenet5_digits.gin"], capsys, "layers.4.weight", "finite"
-    )
+    words = ["--weights", tmp_path / "nan.pt", "--gin", "gin/ref_lenet5_digits.gin", *HALF]
+    refused(words, capsys, "layers.4.weight", "finite")
 
 
 def _round(model, images, solver="gptq"):

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -97,18 +95,18 @@ def folder(tmp_path):
     return tmp_path
 
 
-def call(folder, command, *words):
-    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "mrfquant", command, *map(str, words)],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def call(python, folder):
+    def call(command, *words):
+        done = python.run("-m", "mrfquant", command, *words, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return call
 
 
-def test_solver_energy_network_and_data_of_an_imported_module_run_resume_and_pack(folder):
-    assert call(folder, "run", "--gin", "my.gin", "--import", "my_parts", "--out", "one").startswith("MINE  1-bit")
+def test_solver_energy_network_and_data_of_an_imported_module_run_resume_and_pack(call, folder):
+    assert call("run", "--gin", "my.gin", "--import", "my_parts", "--out", "one").startswith("MINE  1-bit")
     summary = json.loads((folder / "one" / "summary.json").read_text())
     assert (summary["method"], summary["model"], summary["dataset"]) == ("MINE", "mynetwork", "blobs")
     operative = (folder / "one" / "operative.gin").read_text()
@@ -116,12 +114,12 @@ def test_solver_energy_network_and_data_of_an_imported_module_run_resume_and_pac
     assert "MyNetwork.hidden = 8" in operative
     assert (folder / "one" / "config.gin").read_text().startswith("import my_parts\n")  # so it needs no --import now
     (folder / "one" / "summary.json").unlink()
-    assert "going on from iteration 20" in call(folder, "run", "--resume", "one")
-    call(folder, "pack", "one", "-o", "my.safetensors")
-    assert "test top-1" in call(folder, "eval", "my.safetensors", "--import", "my_parts")
+    assert "going on from iteration 20" in call("run", "--resume", "one")
+    call("pack", "one", "-o", "my.safetensors")
+    assert "test top-1" in call("eval", "my.safetensors", "--import", "my_parts")
 
 
-def test_a_projection_of_an_imported_module_runs_and_resumes(folder):
+def test_a_projection_of_an_imported_module_runs_and_resumes(call, folder):
     config = CONFIG.replace("@MySolver", "@ProjectedInference").replace("MySolver.", "ProjectedInference.")
     lines = [line for line in config.splitlines() if ".speed" not in line]
     bindings = """
@@ -130,33 +128,31 @@ MyProjection.sharpness = 2.0
 Labelling.levels = [-1, 0, 1]
 """
     (folder / "my.gin").write_text("\n".join(["import my_parts", *lines, bindings]))
-    assert call(folder, "run", "--gin", "my.gin", "--out", "one").startswith("PROJ  ")
+    assert call("run", "--gin", "my.gin", "--out", "one").startswith("PROJ  ")
     operative = (folder / "one" / "operative.gin").read_text()
     assert "ProjectedInference.projection = @MyProjection()" in operative
     assert "MyProjection.sharpness = 2.0" in operative
     (folder / "one" / "summary.json").unlink()
-    assert "going on from iteration 20" in call(folder, "run", "--resume", "one")
+    assert "going on from iteration 20" in call("run", "--resume", "one")
 
 
-def test_a_gin_file_imports_a_module_of_the_working_folder(folder):
+def test_a_gin_file_imports_a_module_of_the_working_folder(call, folder):
     (folder / "my.gin").write_text(f"import my_parts\n{CONFIG}")
-    assert call(folder, "run", "--gin", "my.gin", "--smoke", "--out", "two").startswith(
-        "MINE  1-bit mynetwork on blobs"
-    )
+    assert call("run", "--gin", "my.gin", "--smoke", "--out", "two").startswith("MINE  1-bit mynetwork on blobs")
 
 
-def test_an_installed_package_is_found_by_its_entry_point(folder):
+def test_an_installed_package_is_found_by_its_entry_point(call, folder):
     information = folder / "my_parts-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: my-parts\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text("[mrfquant.plugins]\nmine = my_parts\n")
-    assert call(folder, "run", "--gin", "my.gin", "--out", "three").startswith("MINE  1-bit mynetwork on blobs")
+    assert call("run", "--gin", "my.gin", "--out", "three").startswith("MINE  1-bit mynetwork on blobs")
 
 
-def test_a_solver_of_fields_runs_from_its_gin_file(folder):
+def test_a_solver_of_fields_runs_from_its_gin_file(call, folder):
     uai.write_model(folder / "field.uai", FactorGraph([2, 2], [([0, 1], [[1.0, 0.0], [0.0, 1.0]])]))
     (folder / "solver.gin").write_text("import my_parts\nsolve.solver = @MyFieldSolver\n")
-    assert "solver: converged" in call(folder, "infer", "field.uai", "--solver", "solver.gin")
+    assert "solver: converged" in call("infer", "field.uai", "--solver", "solver.gin")
 
 
 BROKEN = {

@@ -3,10 +3,12 @@
 import functools
 import os
 import socket
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from torch import multiprocessing, nn
+from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -100,27 +102,30 @@ def test_accelerate_trains_as_a_plain_loop_does(plain):
     assert_same(model, plain)
 
 
-def _replica(rank, port, folder):
+def replica(rank, port, folder):
+    """One of two processes; `folder` gets its weights."""
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     model = network(seed=rank)  # each starts elsewhere
     solver = solver_of(model)
-    replica = nn.parallel.DistributedDataParallel(model)
+    parallel = nn.parallel.DistributedDataParallel(model)
     for x, y in data():
         solver.zero_grad()
-        functional.cross_entropy(replica(x[rank::2]), y[rank::2]).backward()
+        functional.cross_entropy(parallel(x[rank::2]), y[rank::2]).backward()
         solver.step()
     torch.save({name: p.detach() for name, p in model.named_parameters()}, folder / f"{rank}.pt")
     torch.distributed.barrier()
     os._exit(0)  # gloo's threads do not always survive the interpreter's end
 
 
-def test_replicas_with_different_seeds_train_one_network(tmp_path):
+def test_replicas_with_different_seeds_train_one_network(python, tmp_path):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    multiprocessing.spawn(_replica, (port, tmp_path), nprocs=2)
+    for process in [python.start(__file__, rank, port, tmp_path) for rank in range(2)]:
+        done = process.wait()
+        assert done.returncode == 0, done.stderr
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     for name in first:
         assert torch.equal(first[name], second[name]), name
@@ -145,3 +150,7 @@ def test_averages_of_weights_are_off_the_levels_and_those_of_variables_are_not()
     solver.project_all()
     solver.finalize()
     solver.labelling.check_on_levels(model.state_dict())
+
+
+if __name__ == "__main__":
+    replica(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -13,7 +13,7 @@ STEPS = 100  # to become binary
 
 NETWORKS = {
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10)),
-    "lenet5": lambda: LeNet5((1, 28, 28), 10, width=0.5),
+    "lenet5": lambda: LeNet5((1, 28, 28), 10, width=0.3),
 }
 
 

@@ -2,21 +2,26 @@
 
 import csv
 import json
-import os
+import multiprocessing
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from mrfquant import compute
 from mrfquant.commands.reproduce import main
 from mrfquant.config.gin_files import CONFIGS
 from mrfquant.reproduction import TABLES, Campaign, Cell, render
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper"
+
+
+@pytest.fixture
+def quick_cells(monkeypatch):
+    """Their processes are copies of this one: no seconds of imports."""
+    monkeypatch.setattr(compute, "get_context", lambda _: multiprocessing.get_context("fork"))
 
 
 def figures(file):
@@ -85,7 +90,7 @@ def test_a_damaged_result_is_told(tmp_path, capsys):
     assert "summary.json is damaged: delete it and resume the run" in capsys.readouterr().err
 
 
-def test_missing_cells_are_run_and_the_table_says_stand_in(tmp_path, capsys):
+def test_missing_cells_are_run_and_the_table_says_stand_in(quick_cells, tmp_path, capsys):
     arguments = ["results", "--rows", "lenet300", "--methods", "PMF", "--out", str(tmp_path), "--smoke"]
     assert main([*arguments, "--markdown", str(tmp_path / "table.md")]) == 0
     out = capsys.readouterr().out
@@ -102,7 +107,7 @@ def test_stand_in_runs_never_count_as_real_ones(tmp_path):
     assert Campaign([cell], 1, "paper", tmp_path).accuracies() == {}
 
 
-def test_settings_reach_every_new_run(tmp_path):
+def test_settings_reach_every_new_run(quick_cells, tmp_path):
     (cell,) = [c for c in TABLES["results"] if c.column == "PMF" and c.model == "lenet300"]
     campaign = Campaign([cell], 1, "paper", tmp_path, settings=["Trainer.log_interval = 7"], smoke=True)
     (outcome,) = campaign.run()
@@ -134,20 +139,18 @@ def test_bad_input_is_one_sentence(arguments, message, capsys):
     assert err.count("\n") == 1
 
 
-def test_interrupted_it_saves_the_cell_and_goes_on_inside_it(tmp_path):
+def test_interrupted_it_saves_the_cell_and_goes_on_inside_it(python, tmp_path):
     """A cell cut short by SIGTERM has a checkpoint, and is resumed, not started again."""
     cell = ["results", "--rows", "lenet300", "--methods", "REF", "--out", str(tmp_path), "--smoke"]
     folder = tmp_path / "paper-smoke" / "ref_lenet300_mnist-seed0"
-    command = [sys.executable, "-m", "mrfquant", "reproduce", *cell]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = python.start("-m", "mrfquant", "reproduce", *cell)
     deadline = time.monotonic() + 60
     while not (folder / "log.txt").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) in (0, 143)  # 0 when the 20 iterations were over first
+    assert process.wait().returncode in (0, 143)  # 0 when the 20 iterations were over first
     log = (folder / "log.txt").read_text()
     assert "stopped at iteration" in log or "test top-1" in log
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = python.run("-m", "mrfquant", "reproduce", *cell)
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "summary.json").read_text())["iterations"] == 20

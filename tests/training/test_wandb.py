@@ -3,40 +3,30 @@
 import json
 import os
 import struct
-import subprocess
-import sys
 import time
 
 from mrfquant.commands.run import main
 from mrfquant.training.wandb_collector import default_mode
 
 
-def run_without_credentials(tmp_path, *words):
+def run_without_credentials(python, tmp_path, *words):
     """The command in a home without anything of W&B's."""
     (tmp_path / "home").mkdir()
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
-    command = [sys.executable, "-m", "mrfquant", "run", "--gin", "gin/ref_lenet300_digits.gin", "--smoke"]
-    return subprocess.run(
-        [*command, "--out", tmp_path / "run", *words],
-        env={**environment, "HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    taken = dict.fromkeys([name for name in os.environ if name.startswith("WANDB")])
+    command = ["-m", "mrfquant", "run", "--gin", "gin/ref_lenet300_digits.gin", "--smoke", "--out", tmp_path / "run"]
+    return python.run(*command, *words, HOME=str(tmp_path / "home"), **taken)
 
 
-def test_offline_without_credentials_and_nothing_outside_the_run(tmp_path):
-    done = run_without_credentials(tmp_path)
+def test_offline_without_credentials_and_nothing_outside_the_run(python, tmp_path):
+    done = run_without_credentials(python, tmp_path)
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
     assert [path for path in (tmp_path / "home").rglob("*") if "wandb" in path.name] == []
     assert "wandb" not in done.stdout + done.stderr
 
 
-def test_online_without_credentials_is_refused_in_a_sentence(tmp_path):
-    done = run_without_credentials(tmp_path, "--wandb", "online")
+def test_online_without_credentials_is_refused_in_a_sentence(python, tmp_path):
+    done = run_without_credentials(python, tmp_path, "--wandb", "online")
     assert done.returncode == 2
     assert done.stderr.startswith("error: Weights & Biases cannot start (")
     assert done.stderr.endswith("): log in, or give --wandb offline\n")
