@@ -23,6 +23,7 @@ include 'base/lenet300.gin'
 include 'base/sgd.gin'
 include 'base/binary.gin'
 Experiment.inference = @ProximalMeanField
+ProximalMeanField.beta = @Constant()    # a large one would enlarge the differences in rounding, too
 SGD.lr = 0.01
 Trainer.iterations = {iterations}
 Trainer.eval_interval = 10

@@ -83,6 +83,12 @@ def test_field_from_networkx_has_belief_propagation_closer_than_mean_field(outpu
     assert bound < exact
 
 
+def test_generate_learns_and_continues_a_prompt(output):
+    text = output("generate")
+    assert re.search(r"55,296 weights on 3 levels, a file of 3\d\.\d kB\nAlice \w", text)
+    assert float(re.search(r"test loss +([\d.]+)", text)[1]) < 2.4
+
+
 def test_the_page_lists_every_script():
     page = (FOLDER / "index.md").read_text()
     listed = set(re.findall(r"^\| \W(\w+\.py)\W", page, flags=re.MULTILINE))
