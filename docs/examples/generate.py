@@ -63,10 +63,9 @@ with tempfile.TemporaryDirectory() as folder:
     model = mq.load(path)
 network = packed_network(model)
 characters = network.images["classes"]
-weights = sum(p.numel for p in network.parameters.values())
-print(
-    f"{weights:,} weights on {len(next(iter(network.parameters.values())).levels)} levels, a file of {size / 1e3:.1f} kB"
-)
+packed = network.parameters.values()
+weights, levels = sum(p.numel for p in packed), max(len(p.levels) for p in packed)
+print(f"{weights:,} weights on {levels} levels, a file of {size / 1e3:.1f} kB")
 tokens = torch.tensor([characters.index(character) for character in prompt or "Alice "])
 drawn = model.generate(tokens, TOKENS, TEMPERATURE, torch.Generator().manual_seed(0))
 print("".join(characters[token] for token in drawn.tolist()))
