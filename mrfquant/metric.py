@@ -64,3 +64,4 @@ class Metric:
 
 
 TOP1 = Metric("top1", "top-1", higher=True, unit="%", digits=2)
+LOSS = Metric("loss", "loss", higher=False)

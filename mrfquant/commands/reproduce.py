@@ -89,11 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
     for outcome in campaign.run():
         done, what = done + 1, f"{outcome.cell.config} {' '.join(outcome.cell.settings)} seed {outcome.seed}"
         failed += outcome.accuracy is None
-        result = f"{outcome.accuracy:.2f} %" if outcome.accuracy is not None else f"failed: {outcome.message}"
+        text = outcome.cell.metric.text
+        result = f"failed: {outcome.message}" if outcome.accuracy is None else text(outcome.accuracy)
         print(f"[{done}/{total}] {' '.join(what.split())}: {result}", flush=True)
     table = render(cells, campaign.accuracies())
     data = ", STAND-IN DATA" if arguments.smoke else ""
-    print(f"\nTest top-1 in percent, {arguments.seeds} seed(s), {arguments.scale} scale{data}\n\n{table}")
+    print(f"\nTest {cells[0].metric.head}, {arguments.seeds} seed(s), {arguments.scale} scale{data}\n\n{table}")
     if arguments.markdown:
         write_text(arguments.markdown, table + "\n")
     return 1 if failed else 0

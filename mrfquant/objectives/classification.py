@@ -10,11 +10,10 @@ from torch.nn import functional
 
 from mrfquant.config.settings import Fraction, Positive, configurable
 from mrfquant.errors import BadInput
-from mrfquant.metric import TOP1, Metric
+from mrfquant.metric import LOSS, TOP1, Metric
 from mrfquant.objectives.base import Objective
 
 TOP5 = Metric("top5", "top-5", higher=True, unit="%", digits=2)
-LOSS = Metric("loss", "loss", higher=False)
 NLL = Metric("nll", "NLL", higher=False)
 ECE = Metric("ece", "calibration error", higher=False)
 

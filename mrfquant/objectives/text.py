@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from mrfquant.config.settings import Fraction, configurable
-from mrfquant.metric import Metric
+from mrfquant.metric import LOSS, Metric
 from mrfquant.objectives.base import Objective
-from mrfquant.objectives.classification import LOSS, check_logits
+from mrfquant.objectives.classification import check_logits
 
 PERPLEXITY = Metric("perplexity", "perplexity", higher=False, digits=3)
 BITS = Metric("bits", "bits per token", higher=False)

@@ -1,4 +1,5 @@
-"""The paper's tables as cells: a configuration each, with the accuracy that the paper reports.
+"""The paper's tables, and ours of networks that it does not have, as cells: a configuration each, with the accuracy
+that the paper reports.
 
 Figures: Ajanthan, Dokania, Hartley, Torr, "Proximal Mean-field for Neural Network Quantization", ICCV 2019; the column
 PMF retuned is from the authors' later settings in their repository.
@@ -10,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mrfquant.metric import LOSS, TOP1, Metric
 from mrfquant.text import markdown
 
 COLUMNS = ("REF", "BC", "PQ", "PICM", "PGD", "PMF", "PMF retuned")
@@ -29,6 +31,7 @@ NO_AUXILIARY = {
     ("cifar10", "resnet18"): 87.36,
 }
 TWO_BIT = {("cifar10", "resnet18"): 92.88, ("cifar10", "vgg16"): 91.27}
+GPT = {"REF": "ref", "STE ternary": "ste", "PMF ternary": "pmf", "MD ternary": "md", "PMF binary": "pmf_binary"}
 RHOS = (1.01, 1.02, 1.05, 1.1, 1.2)  # the range that the paper cross-validates
 
 
@@ -38,6 +41,7 @@ class Cell:
 
     Attributes:
         config: the name of the gin file. settings: further bindings. paper: its accuracy in percent, if it has one.
+        metric: what its runs are judged by.
     """
 
     dataset: str
@@ -46,6 +50,7 @@ class Cell:
     config: str
     settings: tuple[str, ...] = ()
     paper: float | None = None
+    metric: Metric = TOP1
 
 
 def _cell(row: tuple[str, str], column: str, prefix: str, paper: float | None, *settings: str) -> Cell:
@@ -74,6 +79,9 @@ TABLES: dict[str, list[Cell]] = {
         )
     ],
     "best": [_cell(("mnist", model), "best", "best", None) for model in ("lenet300", "lenet5")],
+    "gpt": [
+        Cell("shakespeare", "gpt", column, f"{prefix}_gpt_shakespeare", metric=LOSS) for column, prefix in GPT.items()
+    ],
     "two-bit": [_cell(row, "PMF 2-bit", "pmf_2bit", paper) for row, paper in TWO_BIT.items()],
     "rho": [_cell(("cifar10", "resnet18"), f"rho {rho}", "pmf", None, f"Geometric.rho = {rho}") for rho in RHOS],
 }
@@ -97,5 +105,6 @@ def _text(cell: Cell | None, accuracies: Mapping[Cell, Sequence[float]]) -> str:
     if not ours:
         return "" if paper is None else f"- (paper {paper:.2f})"
     mean = statistics.mean(ours)
-    text = f"{mean:.2f}" + (f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else "")
+    number = TOP1.number if cell is None else cell.metric.number
+    text = number(mean) + (f" ± {number(statistics.stdev(ours))}" if len(ours) > 1 else "")
     return text if paper is None else f"{text} (paper {paper:.2f}, {mean - paper:+.2f})"
