@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from mrfquant.config.settings import Count, Positive, configurable
+from mrfquant.config.settings import Count, Fraction, Positive, Whole, configurable
 from mrfquant.errors import BadSetting
 from mrfquant.pairwise.trees import SpanningTree
 from mrfquant.rounding.problem import LayerProblem
@@ -19,7 +20,9 @@ Answer = tuple[Tensor, Tensor]  # labels (n, rows), scales (rows,)
 
 SCALES = (0.9, 1.0, 1.15, 1.3)
 JOINT_ROUNDS = 10  # of labels for scales, scales for labels
-STEPS = 50  # changes of a row between looks at which rows are done
+SMALLEST = 2**14  # labels below which torch is as fast: small problems need not wait for numba
+ROWS = 16  # that are worth a thread
+SWEEPS = 1000  # more than any row takes
 LARGEST = 2**27  # numbers in the largest tensor of a tree's moves
 TOLERANCE = 1e-5  # gains that are smaller, in units of the squared scale times the curvature, are rounding errors
 
@@ -101,19 +104,38 @@ class RoundGPTQ(RoundingSolver):
 @configurable
 class RoundICM(RoundingSolver):
     """Iterated conditional modes: each weight its best level given the others, and each row its best scale, until
-    nothing changes; from gptq's answers in both of its orders, the better of each row, unless told otherwise."""
+    nothing changes; then again and again after a kick, which moves some labels to a neighbour at random. It starts from
+    gptq's best answer, the largest inputs first, unless told otherwise.
+
+    Args:
+        kicks: how many; each row keeps the best that it has seen.
+        kicked: the share of the labels that a kick moves.
+    """
 
     name = "icm"
 
-    def __init__(self, scales: Sequence[float] = SCALES) -> None:
+    def __init__(self, scales: Sequence[float] = SCALES, kicks: Whole = 10, kicked: Fraction = 0.02) -> None:
         super().__init__(scales)
+        self.kicks, self.kicked = kicks, kicked
+
+    def solve(self, problem: LayerProblem, start: Answer | None = None) -> Answer:
+        return super().solve(problem, start or RoundGPTQ(self.scales, by_activation=True).solve(problem))
 
     def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
-        if start is not None:
-            return descend(problem, start)
-        starts = [RoundGPTQ(by_activation=flag).solve_scaled(problem, None)[0] for flag in (False, True)]
-        both = replace(problem, w=problem.w.repeat(1, 2), scale=problem.scale.repeat(2))
-        return best_of_rows(both, descend(both, torch.cat(starts, 1)), 2)
+        if start is None:
+            start = RoundGPTQ(by_activation=True).solve_scaled(problem, None)[0]
+        found = descend(problem, start)
+        generator = torch.Generator().manual_seed(0)  # the same answer at every call
+        for _ in range(self.kicks):
+            labels, scale = found
+            moved = torch.rand(labels.shape, generator=generator) < self.kicked
+            step = 2 * torch.randint(2, labels.shape, generator=generator) - 1
+            kicked = (labels + (moved * step).to(labels.device)).clamp(0, len(problem.levels) - 1)
+            again = descend(replace(problem, scale=scale), kicked)
+            both = replace(problem, w=problem.w.repeat(1, 2))
+            joined = tuple(torch.cat(parts, -1) for parts in zip(found, again, strict=True))
+            found = best_of_rows(both, joined, 2)  # type: ignore[arg-type]
+        return found
 
 
 @configurable
@@ -221,28 +243,53 @@ def descend(problem: LayerProblem, labels: Tensor, tree: SpanningTree | None = N
 
 
 def _conditional_modes(problem: LayerProblem, labels: Tensor) -> Tensor:
-    """In each row, the variable whose best level given the others gains most takes it, until none gains anything."""
+    """Each variable its best level given the others, one after the other, until none gains anything."""
+    if (compiled := _compiled()) is not None and labels.numel() >= SMALLEST and problem.w.device.type == "cpu":
+        return compiled(problem, labels)
     labels = labels.clone()
     active = torch.arange(labels.shape[1], device=labels.device)  # rows that may still change
     while len(active):
-        part, chosen = problem.rows(active), labels[:, active]
-        row = torch.arange(len(active), device=labels.device)
-        values, curvature = part.values(chosen), part.a.diagonal()[:, None]
-        fields = part.a @ (values - part.w)  # made anew from time to time, so that errors do not add up
-        for _ in range(STEPS):
-            new = part.nearest(values - fields / curvature)
-            change = part.values(new) - values
-            gain = -change * (fields + curvature / 2 * change)
-            most, j = gain.max(0)
-            step = torch.where(most > TOLERANCE * part.scale.square() * curvature[j, 0], change[j, row], 0)
-            if not step.any():
-                break
-            chosen[j, row] = torch.where(step != 0, new[j, row], chosen[j, row])
-            values[j, row] += step
-            fields += part.a[:, j] * step
-        labels[:, active] = chosen
-        active = active[step != 0]
+        part, before = problem.rows(active), labels[:, active]
+        values = part.values(before)
+        _modes_sweep(part, values)
+        after = part.nearest(values)
+        labels[:, active] = after
+        active = active[(after != before).any(0)]
     return labels
+
+
+def _modes_sweep(problem: LayerProblem, values: Tensor) -> None:
+    """Each variable of values (n, rows) its best level given the others, once."""
+    curvature, least = problem.a.diagonal(), TOLERANCE * problem.scale.square()
+
+    def update(j: int, field: Tensor) -> Tensor:
+        new = problem.values(problem.nearest(values[j] - field / curvature[j]))
+        change = new - values[j]
+        gain = -change * (field + curvature[j] / 2 * change)
+        return torch.where(gain > least * curvature[j], new, values[j])
+
+    problem.sweep(values, update)
+
+
+@functools.cache
+def _compiled() -> Callable[[LayerProblem, Tensor], Tensor] | None:
+    """The same in a compiled loop, if numba is there."""
+    try:
+        from mrfquant.kernels.descent import descend_rows
+        from mrfquant.kernels.jit import parallel_ranges
+    except ImportError:
+        return None
+
+    def run(problem: LayerProblem, labels: Tensor) -> Tensor:
+        chosen = labels.T.contiguous()
+        fields = ((problem.values(labels) - problem.w).T @ problem.a).contiguous()
+        tensors = (problem.a.contiguous(), fields, chosen, problem.levels, problem.scale.contiguous())
+        arrays = [tensor.numpy() for tensor in tensors]
+        loop = functools.partial(descend_rows, *arrays, TOLERANCE, SWEEPS)
+        parallel_ranges(loop, len(chosen), ROWS)
+        return chosen.T.contiguous()
+
+    return run
 
 
 def _tree_moves(problem: LayerProblem, labels: Tensor, tree: SpanningTree) -> Tensor:

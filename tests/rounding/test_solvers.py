@@ -191,3 +191,32 @@ def test_descent_keeps_what_cannot_be_improved():
 def test_impossible_scales_are_refused(scales):
     with pytest.raises(BadInput, match=r"RoundICM\.scales"):
         RoundICM(scales=scales)
+
+
+@pytest.mark.parametrize("d", [2, 4])
+def test_the_compiled_descent_ends_where_no_weight_gains_and_as_low_as_torch(monkeypatch, d):
+    pytest.importorskip("numba")
+    problem = _problem(n=150, rows=120, d=d, inputs=300)
+    start = problem.nearest(problem.w)
+    compiled = solvers._conditional_modes(problem, start)
+    monkeypatch.setattr(solvers, "_compiled", lambda: None)
+    plain = solvers._conditional_modes(problem, start)
+    assert (compiled == plain).double().mean() > 0.99  # the same steps, but for rounding
+    values, curvature = problem.values(compiled), problem.a.diagonal()[:, None]
+    fields = problem.a @ (values - problem.w)
+    for label in range(d):
+        change = problem.levels[label] * problem.scale - values
+        gain = -change * (fields + curvature / 2 * change)
+        assert (gain <= 1.1 * solvers.TOLERANCE * problem.scale.square() * curvature).all()
+
+
+def test_kicks_never_raise_the_energy_and_the_answer_is_always_the_same():
+    problem = _problem(n=40, rows=10, d=3)
+    torch.manual_seed(1)
+    kicked = RoundICM(kicks=20).solve(problem)
+    torch.manual_seed(2)
+    again = RoundICM(kicks=20).solve(problem)
+    assert torch.equal(kicked[0], again[0])
+    without = _energy(problem, RoundICM(kicks=0).solve(problem))
+    assert (_energy(problem, kicked) <= without + 1e-12).all()
+    assert (_energy(problem, kicked) < without - 1e-6).any()
