@@ -20,7 +20,7 @@ Answer = tuple[Tensor, Tensor]  # labels (n, rows), scales (rows,)
 
 SCALES = (0.9, 1.0, 1.15, 1.3)
 JOINT_ROUNDS = 10  # of labels for scales, scales for labels
-SMALLEST = 2**14  # labels below which torch is as fast: small problems need not wait for numba
+SMALLEST = 64  # variables of a row below which torch is as fast: small problems need not wait for numba
 ROWS = 16  # that are worth a thread
 SWEEPS = 1000  # more than any row takes
 LARGEST = 2**27  # numbers in the largest tensor of a tree's moves
@@ -114,7 +114,7 @@ class RoundICM(RoundingSolver):
 
     name = "icm"
 
-    def __init__(self, scales: Sequence[float] = SCALES, kicks: Whole = 10, kicked: Fraction = 0.02) -> None:
+    def __init__(self, scales: Sequence[float] = SCALES, kicks: Whole = 50, kicked: Fraction = 0.005) -> None:
         super().__init__(scales)
         self.kicks, self.kicked = kicks, kicked
 
@@ -124,18 +124,11 @@ class RoundICM(RoundingSolver):
     def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
         if start is None:
             start = RoundGPTQ(by_activation=True).solve_scaled(problem, None)[0]
-        found = descend(problem, start)
-        generator = torch.Generator().manual_seed(0)  # the same answer at every call
-        for _ in range(self.kicks):
-            labels, scale = found
-            moved = torch.rand(labels.shape, generator=generator) < self.kicked
-            step = 2 * torch.randint(2, labels.shape, generator=generator) - 1
-            kicked = (labels + (moved * step).to(labels.device)).clamp(0, len(problem.levels) - 1)
-            again = descend(replace(problem, scale=scale), kicked)
-            both = replace(problem, w=problem.w.repeat(1, 2))
-            joined = tuple(torch.cat(parts, -1) for parts in zip(found, again, strict=True))
-            found = best_of_rows(both, joined, 2)  # type: ignore[arg-type]
-        return found
+        labels, scale = descend(problem, start)
+        if self.kicks:
+            problem = replace(problem, scale=scale)
+            labels, scale = descend(problem, _kicked_modes(problem, labels, self.kicks, self.kicked))
+        return labels, scale
 
 
 @configurable
@@ -244,8 +237,8 @@ def descend(problem: LayerProblem, labels: Tensor, tree: SpanningTree | None = N
 
 def _conditional_modes(problem: LayerProblem, labels: Tensor) -> Tensor:
     """Each variable its best level given the others, one after the other, until none gains anything."""
-    if (compiled := _compiled()) is not None and labels.numel() >= SMALLEST and problem.w.device.type == "cpu":
-        return compiled(problem, labels)
+    if (compiled := _compiled()) is not None and problem.n >= SMALLEST and problem.w.device.type == "cpu":
+        return compiled(problem, labels, 0, 0)
     labels = labels.clone()
     active = torch.arange(labels.shape[1], device=labels.device)  # rows that may still change
     while len(active):
@@ -255,6 +248,25 @@ def _conditional_modes(problem: LayerProblem, labels: Tensor) -> Tensor:
         after = part.nearest(values)
         labels[:, active] = after
         active = active[(after != before).any(0)]
+    return labels
+
+
+def _kicked_modes(problem: LayerProblem, labels: Tensor, kicks: int, share: float) -> Tensor:
+    """`_conditional_modes` again and again, each time from the best labels so far with a share of them moved."""
+    moves = max(1, round(share * problem.n))
+    if (compiled := _compiled()) is not None and problem.n >= SMALLEST and problem.w.device.type == "cpu":
+        return compiled(problem, labels, kicks, moves)
+    generator = torch.Generator().manual_seed(0)  # the same answer at every call
+    rows = torch.arange(labels.shape[1], device=labels.device)
+    for _ in range(kicks):
+        trial = labels.clone()
+        drawn = torch.randint(problem.n, (moves, len(rows)), generator=generator).to(labels.device)
+        steps = 2 * torch.randint(2, (moves, len(rows)), generator=generator).to(labels.device) - 1
+        for j, step in zip(drawn, steps, strict=True):
+            trial[j, rows] = (trial[j, rows] + step).clamp(0, len(problem.levels) - 1)
+        trial = _conditional_modes(problem, trial)
+        better = problem.energy(problem.values(trial)) < problem.energy(problem.values(labels))
+        labels = torch.where(better, trial, labels)
     return labels
 
 
@@ -272,20 +284,20 @@ def _modes_sweep(problem: LayerProblem, values: Tensor) -> None:
 
 
 @functools.cache
-def _compiled() -> Callable[[LayerProblem, Tensor], Tensor] | None:
-    """The same in a compiled loop, if numba is there."""
+def _compiled() -> Callable[[LayerProblem, Tensor, int, int], Tensor] | None:
+    """Both in a compiled loop, if numba is there; its kicks are others, drawn row by row."""
     try:
         from mrfquant.kernels.descent import descend_rows
         from mrfquant.kernels.jit import parallel_ranges
     except ImportError:
         return None
 
-    def run(problem: LayerProblem, labels: Tensor) -> Tensor:
+    def run(problem: LayerProblem, labels: Tensor, kicks: int, moves: int) -> Tensor:
         chosen = labels.T.contiguous()
         fields = ((problem.values(labels) - problem.w).T @ problem.a).contiguous()
         tensors = (problem.a.contiguous(), fields, chosen, problem.levels, problem.scale.contiguous())
         arrays = [tensor.numpy() for tensor in tensors]
-        loop = functools.partial(descend_rows, *arrays, TOLERANCE, SWEEPS)
+        loop = functools.partial(descend_rows, *arrays, TOLERANCE, SWEEPS, kicks, moves)
         parallel_ranges(loop, len(chosen), ROWS)
         return chosen.T.contiguous()
 
