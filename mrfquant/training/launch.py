@@ -17,7 +17,8 @@ from mrfquant.config.settings import configured
 from mrfquant.data import SplitName, data_root
 from mrfquant.errors import BadInput, RunFailed
 from mrfquant.metric import Metric
-from mrfquant.storage.run_folder import RunFolder, new_run_path
+from mrfquant.storage.files import read_text
+from mrfquant.storage.run_folder import RunFolder, changed_settings, new_run_path
 from mrfquant.text import duration
 from mrfquant.training.collectors import Collector, Console, JsonLines
 from mrfquant.training.experiment import Experiment
@@ -99,6 +100,7 @@ def launch(
                 folder.write_operative(read.operative())
                 folder.write_identity({**experiment.identity(), "iterations": trainer.iterations})
             _introduce(console.say, experiment, trainer, folder)
+            folder.checkpoints.config = read_text(folder.config)
             if resumed:
                 _restore(console.say, trainer, folder)
             listeners: list[Collector] = []
@@ -165,6 +167,12 @@ def _restore(say: Say, trainer: Trainer, folder: RunFolder) -> None:
     if state is None:
         say("no checkpoint yet: starting from the beginning")
         return
+    before, now = state.get("config"), folder.checkpoints.config or ""
+    if before and (changed := changed_settings(before, now)):
+        raise BadInput(
+            f"{folder.path} cannot be resumed, its config.gin was changed since its last checkpoint: "
+            f"{', '.join(changed)}; put it back, or start another run with --gin {folder.config}"
+        )
     try:
         trainer.load_state_dict(state)
     except (BadInput, RuntimeError, ValueError, LookupError, TypeError) as error:  # torch's own where shapes differ

@@ -153,6 +153,8 @@ class Trainer:
                 ]  # of whole batches
                 self._save()
                 raise Interrupted
+        if self.best is None:  # it was lost, and the run resumed at its end
+            self._validate()
         figures = self._test()
         for hook in self.hooks:
             hook.ended(self, figures)
@@ -234,7 +236,7 @@ class Trainer:
     def _test(self) -> dict[str, float]:
         """Load the best model into the network and test it."""
         self.team.any(False, self.device)  # until the leader has written it
-        assert self.best is not None  # the last iteration evaluates
+        assert self.best is not None
         if self.checkpoints:
             self._best_state = self.checkpoints.best(self.best["iteration"], self.device)["model"]
         assert self._best_state is not None
