@@ -62,7 +62,7 @@ def write_json(path: str | os.PathLike[str], value: Any, default: Callable[[Any]
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MOST_TEXT) -> bytes:
-    """The bytes of an ordinary file of at most `most` bytes; of anything else, such as a pipe or a device, an OSError."""
+    """The bytes of an ordinary file of at most `most` bytes; an OSError for anything else, as a pipe or a device."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe without a writer would wait
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

@@ -157,7 +157,7 @@ class RunFolder:
             TypeError,
             LookupError,
             RecursionError,
-        ):  # not there yet, or damaged: it is only a note
+        ):  # none yet, or damaged: only a note
             sessions = []
         write_json(path, {"sessions": [*sessions, environment(device)]})
 
