@@ -62,6 +62,9 @@ def tinyimagenet(root: Path) -> Images:
 def _read_cache(path: Path) -> dict[str, np.ndarray] | None:
     """The decoded images, or None if they have to be decoded (again): no file, or one that is not whole."""
     try:
+        with zipfile.ZipFile(path) as archive:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                return None  # not ours: it might expand without bounds
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)  # reading a member checks its CRC
             complete = all(
@@ -132,9 +135,11 @@ def _decode(paths: Sequence[Path], title: str) -> np.ndarray:
 def _decode_one(path: Path) -> np.ndarray:
     try:
         with Image.open(path, formats=["JPEG"]) as image:
+            if image.size != (64, 64):  # before it is decoded, however large it is
+                raise BadInput(f"{path} has {image.size[0]}x{image.size[1]} pixels instead of 64x64: {REPAIR}")
             pixels = np.asarray(image.convert("RGB"))  # some are grey
-    except (OSError, SyntaxError, ValueError) as error:
+    except BadInput:
+        raise
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise BadInput(f"{path} is not a readable JPEG ({error}): {REPAIR}") from error
-    if pixels.shape != (64, 64, 3):
-        raise BadInput(f"{path} has {pixels.shape[1]}x{pixels.shape[0]} pixels instead of 64x64: {REPAIR}")
     return pixels.transpose(2, 0, 1)

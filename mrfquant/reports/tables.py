@@ -17,7 +17,7 @@ from mrfquant.reports.groups import (
     split_settings,
 )
 from mrfquant.reports.runs import Run
-from mrfquant.text import aligned
+from mrfquant.text import aligned, printable
 
 TEST = "test"
 INDENT = "  "
@@ -135,15 +135,29 @@ def _blocks(rows: Sequence[Sequence[str]], width: int, longest: int = 32) -> str
     return "\n\n".join(aligned(table) for table in tables)
 
 
+def _cell(text: str) -> str:
+    """Text for a cell that no spreadsheet takes for a formula; numbers stay as they are."""
+    text = printable(text)
+    if not text.startswith(("=", "+", "-", "@")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
 def csv_text(runs: Sequence[Run]) -> str:
     """A row per run: its folder and state, all summary fields, the settings that differ."""
     fields = list(dict.fromkeys(name for run in runs for name in run.fields))
     settings = differing_settings(runs)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", "finished", "iteration", *fields, *settings])
+    writer.writerow([_cell(head) for head in ("run", "finished", "iteration", *fields, *settings)])
     for run in runs:
         values = [as_text(run.fields[name]) if name in run.fields else "" for name in fields]
         chosen = [run.settings.get(name, "") for name in settings]
-        writer.writerow([run.name, as_text(run.finished), run.iteration, *values, *chosen])
+        writer.writerow(
+            [_cell(text) for text in (run.name, as_text(run.finished), str(run.iteration), *values, *chosen)]
+        )
     return text.getvalue()

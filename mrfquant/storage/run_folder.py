@@ -23,10 +23,12 @@ from mrfquant.errors import BadInput
 from mrfquant.metric import Metric
 from mrfquant.storage.checkpoints import Checkpoints, Damaged
 from mrfquant.storage.files import clean, leftovers, read_text, write_json, write_text
+from mrfquant.text import redacted
 
 if TYPE_CHECKING:
     import torch  # reading the folder of a run takes no torch
 
+LARGEST = 1e100  # of figures: beyond every float32, and means and variances of such numbers are finite
 PACKAGES = ("torch", "torchvision", "numpy", "gin-config", "wandb")
 
 
@@ -163,8 +165,8 @@ class RunFolder:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """A finite int or float; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+    """An int or float that can be computed with; True and False are none, nor is what is not finite or absurdly large."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def read_records(path: Path, warn: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
@@ -174,7 +176,7 @@ def read_records(path: Path, warn: Callable[[str], None] = lambda text: None) ->
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            whole = isinstance(record["iteration"], int)
+            whole = type(record["iteration"]) is int and 0 <= record["iteration"] < 2**53
         except (ValueError, TypeError, LookupError, RecursionError):
             whole = False
         if whole:
@@ -247,7 +249,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": " ".join(sys.orig_argv),
+        "command": redacted(" ".join(sys.orig_argv)),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {"mrfquant": __version__, **{name: _version(name) for name in PACKAGES}},

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mrfquant.compute import Team
 from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.data import Dataset, SplitName
-from mrfquant.errors import RunFailed
+from mrfquant.errors import BadSetting, RunFailed
 from mrfquant.inference import Inference
 from mrfquant.objectives import CrossEntropy, Objective
 from mrfquant.schedules import Constant, Schedule
@@ -96,6 +96,7 @@ class Trainer:
         self.eval_interval, self.log_interval = eval_interval, log_interval
         self.learning_rate = learning_rate or Constant(1.0)
         self.objective = objective or CrossEntropy()
+        self.batch_size = batch_size
         self.per_layer, self.clip, self.hooks = per_layer, clip, hooks
         self.team = team or Team()
         self.device = dataset.device
@@ -169,7 +170,7 @@ class Trainer:
         inputs, targets = next(self.batches)
         self.inference.scale_learning_rate(self.learning_rate(self.iteration, self.iterations))
         with self.autocast:
-            loss = self.objective.loss(outputs_of(self.forward, inputs), targets)
+            loss = self.objective.loss(self._outputs(inputs), targets)
         loss.backward()
         if self.team.world_size > 1:
             self.team.average(self.inference.labelling.gradients())
@@ -178,6 +179,16 @@ class Trainer:
         self.inference.step()
         self._losses.append(loss.detach())
         self.iteration += 1
+
+    def _outputs(self, inputs: Any) -> Any:
+        try:
+            return outputs_of(self.forward, inputs)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):  # of batch norm, whose variance would be 0
+                raise
+            raise BadSetting(
+                "Trainer.batch_size", self.batch_size, "at least 2 for a network with batch norm"
+            ) from None
 
     def _asked_to_stop(self, should_stop: Callable[[], bool]) -> bool:
         """Processes stop together, so they have to agree, which costs a sync: now and then."""
