@@ -65,7 +65,7 @@ def check_memory(needed: int, device: torch.device, what: str) -> None:
 @contextmanager
 def bounded_network() -> Iterator[None]:
     """Within the block, a network that takes more memory than is free is refused: while it is built, before the memory
-    of a parameter is touched. Each parameter takes its bytes three times: as it is built, in the labelling, as gradient.
+    of a parameter is touched. Each parameter counts three times: as it is built, in the labelling, and its gradient.
     """
     seen = 0
 

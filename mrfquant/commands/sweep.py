@@ -46,7 +46,7 @@ def parser() -> Parser:
     p.add_argument(
         "--storage",
         metavar="URL",
-        help="Optuna storage (default: $MRFQUANT_STORAGE, which may hold a password, or sqlite in the sweep's folder)",
+        help="Optuna storage, without a password (default: $MRFQUANT_STORAGE, or sqlite in the sweep's folder)",
     )
     p.share("--device")
     p.share("--data")
@@ -253,8 +253,8 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.out = arguments.out or Path("runs") / f"sweep-{Path(arguments.gin).stem}"
     if arguments.storage and redacted(arguments.storage) != arguments.storage:
         raise BadInput(
-            f"--storage {redacted(arguments.storage)} has a password, which everybody on this machine could read in the "
-            "list of processes: put the URL into the variable MRFQUANT_STORAGE, or the password into ~/.pgpass"
+            f"--storage {redacted(arguments.storage)} has a password, which everybody on this machine could read in "
+            "the list of processes: put the URL into the variable MRFQUANT_STORAGE, or the password into ~/.pgpass"
         )
     own = f"sqlite:///{arguments.out / 'study.db'}"
     arguments.storage = arguments.storage or os.environ.get("MRFQUANT_STORAGE") or own

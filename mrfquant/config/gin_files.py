@@ -23,6 +23,11 @@ from mrfquant.config.moved import MOVED
 from mrfquant.config.plugins import import_installed_plugins, import_plugin
 from mrfquant.errors import BadInput
 
+# What gin raises for mistakes in a file.
+MISTAKES = (
+    *(SyntaxError, ValueError, OSError, ImportError, RuntimeError, TypeError, AttributeError, KeyError),
+    *(tokenize.TokenError, MemoryError),
+)
 PACKAGE = Path(__file__).parent.parent
 # The configs lie beside the package in a checkout and inside it when it was installed from a wheel; beside it is then
 # the library gin.
@@ -248,17 +253,7 @@ def _parse(parse: Any, what: str) -> None:
         parse()
     except BadInput:
         raise
-    except (
-        SyntaxError,
-        ValueError,
-        OSError,
-        ImportError,
-        RuntimeError,
-        TypeError,
-        AttributeError,
-        KeyError,
-        tokenize.TokenError,
-    ) as error:
+    except MISTAKES as error:
         text = " ".join(str(error).split())
         found = re.search(r'In (?:file "([^"]+)"|bindings string),? line (\d+)', text)
         place = f"{_short(Path(found[1]))}:{found[2]}" if found and found[1] else what
@@ -274,7 +269,7 @@ def _parse(parse: Any, what: str) -> None:
         unknown = re.match(r"No configurable matching '([^']+)'", message)
         near = difflib.get_close_matches(unknown[1], _known_names(), n=1) if unknown else []
         hint = f"did you mean {near[0]!r}?" if near else ""
-        raise BadInput(f"{place}: {message.rstrip('.:')}{'; ' + hint if hint else ''}") from None
+        raise BadInput(f"{place}: {message[:300].rstrip('.:')}{'; ' + hint if hint else ''}") from None
     finally:
         logging.disable(logging.NOTSET)
 

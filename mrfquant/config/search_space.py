@@ -69,8 +69,8 @@ def _dimension(line: str, place: str) -> Dimension:
         assert not call.keywords
         values = tuple(ast.literal_eval(value) for value in call.args)
     except (SyntaxError, ValueError, TypeError, AssertionError, RecursionError, MemoryError):  # of 5,000 brackets
-        raise BadInput(f"{place}: {line.strip()[:100]!r} is not of the form Name.parameter = KIND(values), with KIND one of "
-                       f"{', '.join(KINDS)}") from None  # fmt: skip
+        form = f"Name.parameter = KIND(values), with KIND one of {', '.join(KINDS)}"
+        raise BadInput(f"{place}: {line.strip()[:100]!r} is not of the form {form}") from None
     kind = call.func.id
     if kind == "choice":
         valid = len(values) > 1

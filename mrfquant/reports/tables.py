@@ -17,7 +17,7 @@ from mrfquant.reports.groups import (
     split_settings,
 )
 from mrfquant.reports.runs import Run
-from mrfquant.text import aligned, printable
+from mrfquant.text import aligned
 
 TEST = "test"
 INDENT = "  "
@@ -137,8 +137,8 @@ def _blocks(rows: Sequence[Sequence[str]], width: int, longest: int = 32) -> str
 
 def _cell(text: str) -> str:
     """Text for a cell that no spreadsheet takes for a formula; numbers stay as they are."""
-    text = printable(text)
-    if not text.startswith(("=", "+", "-", "@")):
+    text = text.encode(errors="replace").decode()  # half a character has no encoding
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
         return text
     try:
         float(text)
@@ -153,11 +153,9 @@ def csv_text(runs: Sequence[Run]) -> str:
     settings = differing_settings(runs)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_cell(head) for head in ("run", "finished", "iteration", *fields, *settings)])
+    writer.writerow(map(_cell, ["run", "finished", "iteration", *fields, *settings]))
     for run in runs:
         values = [as_text(run.fields[name]) if name in run.fields else "" for name in fields]
         chosen = [run.settings.get(name, "") for name in settings]
-        writer.writerow(
-            [_cell(text) for text in (run.name, as_text(run.finished), str(run.iteration), *values, *chosen)]
-        )
+        writer.writerow(map(_cell, [run.name, as_text(run.finished), str(run.iteration), *values, *chosen]))
     return text.getvalue()

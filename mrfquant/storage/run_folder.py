@@ -165,7 +165,7 @@ class RunFolder:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """An int or float that can be computed with; True and False are none, nor is what is not finite or absurdly large."""
+    """An int or float that can be computed with: not True or False, finite, not absurdly large."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 

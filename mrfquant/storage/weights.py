@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +30,9 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     if not path.is_file():
         raise BadInput(f"{path} is not there: give a .pt or .safetensors file, or the folder of a finished run")
     _check_digest(path)
-    if zipfile.is_zipfile(path):
+    with open(path, "rb") as file:
+        archive = file.read(4) == b"PK\x03\x04"  # as torch tells them from the format before
+    if archive:
         check_archive(path)
     try:
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
