@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from torch import nn
 
 import mrfquant.training.experiment  # noqa: F401 - the names that configurations have
 from mrfquant.config.gin_files import CONFIGS, Config
@@ -23,7 +24,8 @@ from mrfquant.data.root import read_checked
 from mrfquant.data.tinyimagenet import _decode_one, _read_cache
 from mrfquant.errors import BadInput, RunFailed
 from mrfquant.mrf import FactorGraph, uai
-from mrfquant.packing import PackedNetwork, PackedParameter
+from mrfquant.packing import PackedNetwork, PackedParameter, load
+from mrfquant.packing.file import _checksum
 from mrfquant.reports.groups import check_groups, group_runs
 from mrfquant.reports.page import page
 from mrfquant.reports.runs import read_run
@@ -78,6 +80,24 @@ def read_everything(folder):
     groups = group_runs(runs)
     check_groups(groups, None, told.append)
     return text_report(groups, None, 100) + csv_text(runs) + page(groups, None, told)
+
+
+def read_packed(path):
+    """A packed file whose metadata are the lines of a text, with the right checksum; as far as a network."""
+    lines = path.read_bytes().decode("utf-8", "replace").split("\n")
+    metadata = dict(zip(("network", "images", "blocks", "origin"), lines, strict=False)) | {"format": "mrfquant 1"}
+    tensors = {"a": torch.zeros(1, dtype=torch.uint8), "b": torch.ones(2)}
+    metadata["sha256"] = _checksum(metadata, tensors)
+    save_file(tensors, path.with_suffix(".safetensors"), metadata)
+    _ = PackedNetwork.read(path.with_suffix(".safetensors")).title
+    return load(path.with_suffix(".safetensors"), nn.ParameterDict({"a": torch.ones(2, 2), "b": torch.ones(2)}))
+
+
+def metadata(path):
+    images = '{"mean":[0.5],"std":[0.5],"classes":["x"]}'
+    path.write_text(
+        f'["LeNet300",{{"shape":[1,8,8],"classes":10}}]\n{images}\n[[[-1,1],"bits",{{"a":[2,2]}}]]\n{{"run":"x"}}'
+    )
 
 
 def read_states(path):
@@ -159,6 +179,7 @@ READERS = {  # name: the file, how a whole one is made, how it is read
     "map": ("x.map", lambda p: uai.write_map(p, [0, 2, 1]), uai.read_map),
     "pr": ("x.pr", lambda p: uai.write_pr(p, 3.5), uai.read_pr),
     "packed": ("x.safetensors", packed, PackedNetwork.read),
+    "packed metadata": ("x.lines", metadata, read_packed),
     "pt": ("x.pt", weights, read_weights),
     "old pt": ("x.pt", old_weights, read_weights),
     "safetensors": ("x.safetensors", lambda p: save_file({"a": torch.ones(3)}, p), read_weights),

@@ -71,14 +71,14 @@ class Config:
             _parse(self._read, what)
         for binding in map(in_present_names, bindings):
             if "\n" in binding or "=" not in binding:
-                raise BadInput(f"--set {binding!r} is not a binding: write it as --set 'Name.parameter = value'")
+                raise BadInput(f"{_given(binding)} is not a binding: write it as --set 'Name.parameter = value'")
             _parse(lambda binding=binding: self._set(binding), _given(binding))
         _parse(gin.finalize, what)
 
     def _set(self, binding: str) -> None:
         for statement in ConfigParser(binding, _Names()):
             if not isinstance(statement, BindingStatement):
-                raise BadInput(f"--set {binding!r} is not a binding: write it as --set 'Name.parameter = value'")
+                raise BadInput(f"{_given(binding)} is not a binding: write it as --set 'Name.parameter = value'")
             self._places[_binding(statement.scope, statement.selector, statement.arg_name)] = _given(binding)
         gin.parse_config([binding])
 
@@ -260,6 +260,8 @@ def _parse(parse: Any, what: str) -> None:
         if isinstance(error, SyntaxError):
             place = f"{_short(Path(error.filename))}:{error.lineno}" if error.filename else what
             message = " ".join(error.msg.split())
+        elif isinstance(error, RecursionError | MemoryError):
+            message = "its brackets are nested too deeply"
         elif isinstance(error, tokenize.TokenError):
             message = "a bracket or a text is not closed"
         else:
