@@ -119,6 +119,7 @@ NESTED = "[" * 100_000
         ("metrics.jsonl", '{"iteration": 1, "loss": Infinity}\n{"iteration": 2, "loss": 1e308}\n' * 3),
         ("metrics.jsonl", '{"iteration": 1, "loss": -1e308}\n{"iteration": 2, "loss": 1e99}\n' * 3),
         ("metrics.jsonl", f'{{"iteration": {10**400}, "loss": 1}}\n{{"iteration": -5, "loss": 1}}\n'),
+        ("metrics.jsonl", f'{{"iteration": 1, "loss": {10**50}}}\n{{"iteration": 2, "loss": 1}}\n'),
         ("metrics.jsonl", '{"iteration": true, "loss": 1}\n{"iteration": 1, "loss": {}, "entropy": "x"}\n'),
         ("metrics.jsonl", "\xff\xfe\n\x00\n"),
     ],

@@ -92,7 +92,7 @@ def launch(
             folder = RunFolder.create(path, read.text()) if team.leads else RunFolder(path)
         if team.leads:
             held.enter_context(folder.owned())
-        console = Console(folder.log) if team.leads else Console(Path(os.devnull), open(os.devnull, "w"))  # noqa: SIM115
+        console = _console(folder) if team.leads else Console(Path(os.devnull), open(os.devnull, "w"))  # noqa: SIM115
         held.callback(console.close)
         try:
             if team.leads:
@@ -126,6 +126,13 @@ def launch(
             raise
         except OSError as error:
             raise RunFailed(f"cannot write {error.filename or folder.path}: {error.strerror}") from None
+
+
+def _console(folder: RunFolder) -> Console:
+    try:
+        return Console(folder.log)
+    except OSError as error:
+        raise RunFailed(f"cannot write {folder.log}: {error.strerror}") from None
 
 
 def _train(
