@@ -10,6 +10,7 @@ A step averages one vector of m gradients, whatever the number of labels, and ev
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,53 @@ def choose_device(name: str = "auto") -> torch.device:
         there += ["mps"] if torch.backends.mps.is_available() else []
         raise BadInput(f"there is no device {name!r} here: choose auto or one of {', '.join(there)}") from None
     return device
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be taken on a device, or all that there are where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        (line,) = (x for x in Path("/proc/meminfo").read_text().splitlines() if x.startswith("MemAvailable:"))
+        return 1024 * int(line.split()[1])
+    except (OSError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_memory(needed: int, device: torch.device, what: str) -> None:
+    """Refuse what takes more than there is, before it is allocated."""
+    if needed > (there := free_memory(device)):
+        raise BadInput(
+            f"{what} takes {needed / 2**30:,.1f} GiB or more, free on {device.type} are {there / 2**30:,.1f} GiB: make "
+            "the network smaller, or use fewer levels"
+        )
+
+
+@contextmanager
+def bounded_network() -> Iterator[None]:
+    """Within the block, a network that takes more memory than is free is refused: while it is built, before the memory
+    of a parameter is touched. Each parameter counts three times: as it is built, in the labelling, and its gradient.
+    """
+    seen = 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal seen
+        if parameter is not None and not parameter.is_meta:
+            seen += 3 * parameter.nbytes
+            shape = "x".join(map(str, parameter.shape))
+            check_memory(seen, torch.device("cpu"), f"a network with a {type(module).__name__} of {shape}")
+
+    hook = nn.modules.module.register_module_parameter_registration_hook(count)
+    try:
+        yield
+    except BadInput:
+        raise
+    except (RuntimeError, TypeError, MemoryError, OverflowError) as error:
+        if not re.search("allocat|overflow|too large|too big", str(error), re.IGNORECASE):
+            raise
+        raise BadInput("the network is too large: the memory for one of its parameters is not there") from None
+    finally:
+        hook.remove()
 
 
 def background(function: Callable[..., int], *arguments: Any, log: Path, threads: int) -> BaseProcess:

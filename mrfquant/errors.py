@@ -21,7 +21,10 @@ class BadSetting(BadInput):
 
     def __init__(self, binding: str, value: Any, expected: str) -> None:
         named = getattr(value, "__name__", None)  # a class or a function, which gin calls @name
-        super().__init__(f"{binding} = {f'@{named}' if named else repr(value)}, expected {expected}", binding)
+        text = f"@{named}" if named else repr(value)
+        super().__init__(
+            f"{binding} = {text if len(text) <= 200 else text[:197] + '...'}, expected {expected}", binding
+        )
 
 
 class RunFailed(Exception):

@@ -57,10 +57,10 @@ class Metric:
         given = fields.get("metric")
         try:
             found = cls(**given) if isinstance(given, Mapping) else TOP1
-            found.text(0.0)
-        except (TypeError, ValueError):
+        except TypeError:
             return TOP1
-        return found if all(isinstance(word, str) for word in (found.name, found.title, found.unit)) else TOP1
+        words = all(isinstance(word, str) and word.isprintable() for word in (found.name, found.title, found.unit))
+        return found if words and isinstance(found.higher, bool) and found.digits in range(20) else TOP1
 
 
 TOP1 = Metric("top1", "top-1", higher=True, unit="%", digits=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Container, Sequence
 from typing import TextIO
 
@@ -37,6 +38,12 @@ def duration(seconds: float) -> str:
 def printable(text: str) -> str:
     """The text without characters that a terminal would obey or an encoder refuse."""
     return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def redacted(text: str) -> str:
+    """The text without the passwords of the URLs in it."""
+    text = re.sub(r"(://[^\s:/@]*):[^\s]*@", r"\1:***@", text)
+    return re.sub(r"(?i)([?&]\w*(?:password|passwd|secret|token)\w*=)[^&\s]+", r"\1***", text)
 
 
 def silence(stream: TextIO) -> None:

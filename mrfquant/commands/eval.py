@@ -73,8 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     predictions, targets = (found.cpu() for found in predict(model, dataset, "test", objective))  # waits for the device
     seconds = time.perf_counter() - start
     figures = objective.score(predictions, targets)
-    origin = ", ".join(f"{key} {value}" for key, value in network.origin.items())
-    print(f"{arguments.file}: {network.name}, {origin}")
+    print(f"{arguments.file}: {network.title}")
     if dataset.stand_in:
         print("STAND-IN DATA: its figures mean nothing")
     chosen_by, *others = objective.scores

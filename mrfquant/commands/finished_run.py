@@ -12,9 +12,16 @@ if TYPE_CHECKING:
 
 
 def rebuild(
-    folder: RunFolder, device: str = "auto", data: str | None = None, bindings: Sequence[str] = ()
+    folder: RunFolder,
+    device: str = "auto",
+    data: str | None = None,
+    bindings: Sequence[str] = (),
+    imports: Sequence[str] = (),
 ) -> tuple[Experiment, Trainer]:
-    """The experiment as it was configured, at its start, and its trainer; `bindings` change settings."""
+    """The experiment as it was configured, at its start, and its trainer; `bindings` change settings.
+
+    The folder may be a stranger's: modules that its configuration names are imported only if they are in `imports`.
+    """
     import mrfquant.rounding  # noqa: F401 - registers what configurations of rounded networks name
     from mrfquant.compute import choose_device
     from mrfquant.config.gin_files import Config
@@ -23,7 +30,7 @@ def rebuild(
     from mrfquant.training.experiment import Experiment
 
     # The weights that it started from are not needed any more, and may be gone.
-    config = Config(folder.config, ["Experiment.weights = None", *bindings])
+    config = Config(folder.config, ["Experiment.weights = None", *bindings], imports, trusted=False)
     with config.locate_errors():
         experiment = configured(Experiment, device=choose_device(device), data_root=data_root(data))
         return experiment, experiment.trainer()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mrfquant.commands.parser import Parser, run_command
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
-from mrfquant.text import aligned
+from mrfquant.text import aligned, printable
 
 if TYPE_CHECKING:
     from mrfquant.packing import PackedNetwork, PackedParameter
@@ -40,6 +40,7 @@ def parser() -> Parser:
         ["model.safetensors", "runs/pmf_lenet300_digits-seed0-20260101-120000 --png labels.png"],
     )
     p.add_argument("what", metavar="FILE|RUN", type=Path, help="a packed file, or the folder of a quantized run")
+    p.share("--import")
     p.share("--png", help="draw the histograms there")
     return p
 
@@ -51,11 +52,14 @@ def run(arguments: argparse.Namespace) -> int:
     from mrfquant.commands.pack import pack_run
     from mrfquant.packing import PackedNetwork
 
-    network = pack_run(arguments.what) if arguments.what.is_dir() else PackedNetwork.read(arguments.what)
+    if arguments.what.is_dir():
+        network = pack_run(arguments.what, imports=arguments.imports)
+    else:
+        network = PackedNetwork.read(arguments.what)
     rows = histogram(network)
     if not rows:
         raise BadInput(f"{arguments.what} holds no packed parameter: there are no labels to count")
-    print(f"{arguments.what}: {network.name}, " + ", ".join(f"{k} {v}" for k, v in network.origin.items()))
+    print(f"{arguments.what}: {network.title}")
     print(table(rows, network))
     if arguments.png:
         draw(rows, arguments.png)
@@ -79,7 +83,7 @@ def table(rows: list[Row], network: PackedNetwork) -> str:
         p = row.parameter
         lines.append(
             [
-                row.name,
+                printable(row.name),
                 "x".join(map(str, p.shape)),
                 " ".join(f"{q:g}" for q in p.levels) + _scale(p),
                 f"{8 * p.data.numel() / max(1, p.numel):.2f}",
@@ -90,7 +94,7 @@ def table(rows: list[Row], network: PackedNetwork) -> str:
         )
     for name, tensor in network.floats.items():
         shape = "x".join(map(str, tensor.shape)) or "1"
-        lines.append([name, shape, "float", f"{8 * tensor.element_size()}", "", "", f"{tensor.nbytes:,}"])
+        lines.append([printable(name), shape, "float", f"{8 * tensor.element_size()}", "", "", f"{tensor.nbytes:,}"])
     return aligned(lines)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrfquant.commands.parser import Parser, run_command, writable
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
+from mrfquant.text import printable
 
 if TYPE_CHECKING:
     from mrfquant.packing import PackedNetwork
@@ -29,6 +31,7 @@ def parser() -> Parser:
     p.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished, quantized run")
     p.add_argument("-o", "--out", metavar="FILE", type=writable, required=True, help="the file to write")
     p.add_argument("--base3", action="store_true", help="five labels of three levels in a byte, 1.6 bits a weight")
+    p.share("--import")
     p.add_argument("--onnx", metavar="FILE", type=writable, help="write the network as ONNX with packed weights, too")
     return p
 
@@ -37,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Pack, write, say what takes how much."""
     if arguments.onnx:
         need_extra("onnx", "--onnx")
-    network = pack_run(arguments.run, "base3" if arguments.base3 else "bits")
+    network = pack_run(arguments.run, "base3" if arguments.base3 else "bits", arguments.imports)
     if arguments.base3 and not any(p.encoding == "base3" for p in network.parameters.values()):
         raise BadInput(f"--base3 is for three levels, {arguments.run} has none: leave it out")
     size = network.write(arguments.out)
@@ -49,8 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def pack_run(path: Path, encoding: Encoding = "bits") -> PackedNetwork:
-    """The best model of a finished run; refuses one that is not quantized, or not on its levels."""
+def pack_run(path: Path, encoding: Encoding = "bits", imports: Sequence[str] = ()) -> PackedNetwork:
+    """The best model of a finished run; refuses one that is not quantized, or not on its levels.
+
+    Args:
+        imports: the modules of parts that are not the package's own.
+    """
     import torch
 
     from mrfquant.commands.finished_run import rebuild
@@ -62,7 +69,8 @@ def pack_run(path: Path, encoding: Encoding = "bits") -> PackedNetwork:
     folder = RunFolder.open(path)
     best, summary = folder.best(), folder.summary() or {}
     with isolated_gin(), torch.random.fork_rng(devices=[]):
-        experiment, _ = rebuild(folder, "cpu", bindings=["Experiment.smoke = True"])  # the data's shape suffices
+        smoke = ["Experiment.smoke = True"]  # the data's shape suffices
+        experiment, _ = rebuild(folder, "cpu", bindings=smoke, imports=imports)
     if not experiment.labelling.blocks:
         raise BadInput(f"{path} is not quantized: there are no labels to pack; train it with levels, as [-1, 1]")
     data, objective = experiment.dataset, experiment.objective
@@ -100,7 +108,7 @@ def account(network: PackedNetwork, size: int) -> list[str]:
         f"header       {size - labels - sum(floats.values()):,} bytes",
         f"batch norm   {statistics:,} bytes of statistics, float",
     ]
-    lines += [f"not packed   {name}, float: {n:,} bytes" for name, n in free.items()]
+    lines += [f"not packed   {printable(name)}, float: {n:,} bytes" for name, n in free.items()]
     parameters = 4 * weights + sum(free.values())
     share = f"1/{parameters / rest:.1f} of the parameters as float32"
     return [*lines, f"file         {size:,} bytes; without the statistics {rest:,}, {share}"]

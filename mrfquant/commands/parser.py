@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from mrfquant.errors import BadInput, RunFailed
-from mrfquant.text import silence
+from mrfquant.text import printable, silence
 
 EXITS = "0 done, 1 failed, 2 bad input, 130 interrupted"
 
@@ -105,10 +105,10 @@ def run_command(command: Callable[[argparse.Namespace], int], arguments: argpars
             sys.stdout.flush()  # here, where a closed pipe is told
             return status
     except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_in_a_terminal(error)}", file=sys.stderr)
         return 2
     except RunFailed as error:
-        print(f"failed: {error}", file=sys.stderr)
+        print(f"failed: {_in_a_terminal(error)}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # as in `command | head`: nobody reads any more
         silence(sys.stdout)
@@ -120,6 +120,11 @@ def run_command(command: Callable[[argparse.Namespace], int], arguments: argpars
         number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
         print("interrupted" if number == signal.SIGINT else "terminated", file=sys.stderr)
         return 128 + number
+
+
+def _in_a_terminal(error: Exception) -> str:
+    """A message, in which words of a file may occur that a terminal would obey."""
+    return "\n".join(map(printable, str(error).split("\n")))
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ def parser() -> Parser:
     p.share("--seed", help="seed of the samples (default: 0)")
     p.share("--device")
     p.share("--data")
+    p.share("--import")
     p.share("--json")
     return p
 
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mrfquant.training.evaluation import predict
 
     folder = RunFolder.open(arguments.run)
-    experiment, _ = rebuild(folder, arguments.device, arguments.data)
+    experiment, _ = rebuild(folder, arguments.device, arguments.data, imports=arguments.imports)
     best = folder.best()
     inference = experiment.inference
     experiment.model.load_state_dict(best["model"])  # batch-norm statistics; the weights follow

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     source = arguments.run or arguments.weights
     file = RunFolder.open(arguments.run).config if arguments.run else arguments.gin
-    config = Config(file, _bindings(arguments), arguments.imports)
+    config = Config(file, _bindings(arguments), arguments.imports, trusted=not arguments.run)
     state = _float_weights(arguments.run) if arguments.run else read_weights(arguments.weights)
     device = choose_device(arguments.device)
     with config.locate_errors():

@@ -20,6 +20,7 @@ from mrfquant.config.search_space import Dimension, read_space
 from mrfquant.errors import BadInput, RunFailed
 from mrfquant.metric import Metric
 from mrfquant.storage.files import write_text
+from mrfquant.text import redacted
 
 HEARTBEAT = 5  # seconds; a worker that is silent for three of them is taken for dead
 
@@ -42,7 +43,11 @@ def parser() -> Parser:
     p.share("--seed", help="seed of every trial and of the search (default: 0)")
     p.share("--jobs", help="workers; they share the cores (default: 1)")
     p.add_argument("--out", metavar="DIR", type=Path, help="the sweep's folder (default: runs/sweep-<config>)")
-    p.add_argument("--storage", metavar="URL", help="Optuna storage (default: sqlite in the sweep's folder)")
+    p.add_argument(
+        "--storage",
+        metavar="URL",
+        help="Optuna storage, without a password (default: $MRFQUANT_STORAGE, or sqlite in the sweep's folder)",
+    )
     p.share("--device")
     p.share("--data")
     p.share("--wandb", default="disabled", help="Weights & Biases (default: disabled)")
@@ -65,7 +70,8 @@ def open_study(arguments: argparse.Namespace, metric: Metric, worker: int = 0) -
             engine_kwargs={"connect_args": {"timeout": 60}} if arguments.storage.startswith("sqlite") else None,
         )
     except Exception as error:  # whatever the database's driver raises
-        raise BadInput(f"cannot open the storage {arguments.storage}: {str(error).splitlines()[0]}") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(redacted(f"cannot open the storage {arguments.storage}: {reason}")) from None
     return optuna.create_study(
         study_name=Path(arguments.gin).stem,
         storage=storage,
@@ -194,7 +200,9 @@ def lead(arguments: argparse.Namespace) -> int:
     asked = {"config": config.text(), "space": arguments.space.read_text()}
     asked |= {"smoke": arguments.smoke, "seed": arguments.seed}
     if study.user_attrs.setdefault("asked", asked) != asked:
-        raise BadInput(f"{arguments.storage} holds a sweep of other settings, space or seed: give another --out")
+        raise BadInput(
+            f"{redacted(arguments.storage)} holds a sweep of other settings, space or seed: give another --out"
+        )
     study.set_user_attr("asked", asked)
     printed = {trial.number for trial in ended(study)}
     print(f"{arguments.trials} trials, {len(printed)} ended already; in {arguments.out}", flush=True)
@@ -220,7 +228,7 @@ def lead(arguments: argparse.Namespace) -> int:
         return 130
     if failed := [worker for worker in workers if worker.exitcode]:
         lines = logs[workers.index(failed[0])].read_text().strip().splitlines()
-        raise RunFailed(f"a worker ended early: {lines[-1] if lines else 'it said nothing'}")
+        raise RunFailed(redacted(f"a worker ended early: {lines[-1] if lines else 'it said nothing'}"))
     if not any(trial.state.name == "COMPLETE" for trial in ended(study)):
         raise RunFailed(f"no trial was trained to the end: see {arguments.out / 'worker-0.log'}")
     best = study.best_trial
@@ -243,7 +251,13 @@ def run(arguments: argparse.Namespace) -> int:
     need_extra("sweep", "sweep")
     arguments.space = shipped(arguments.space) or arguments.space
     arguments.out = arguments.out or Path("runs") / f"sweep-{Path(arguments.gin).stem}"
-    arguments.storage = arguments.storage or f"sqlite:///{arguments.out / 'study.db'}"
+    if arguments.storage and redacted(arguments.storage) != arguments.storage:
+        raise BadInput(
+            f"--storage {redacted(arguments.storage)} has a password, which everybody on this machine could read in "
+            "the list of processes: put the URL into the variable MRFQUANT_STORAGE, or the password into ~/.pgpass"
+        )
+    own = f"sqlite:///{arguments.out / 'study.db'}"
+    arguments.storage = arguments.storage or os.environ.get("MRFQUANT_STORAGE") or own
     return lead(arguments)
 
 

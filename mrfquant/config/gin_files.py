@@ -8,6 +8,8 @@ import inspect
 import logging
 import os
 import re
+import sys
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,11 @@ from mrfquant.config.moved import MOVED
 from mrfquant.config.plugins import import_installed_plugins, import_plugin
 from mrfquant.errors import BadInput
 
+# What gin raises for mistakes in a file.
+MISTAKES = (
+    *(SyntaxError, ValueError, OSError, ImportError, RuntimeError, TypeError, AttributeError, KeyError),
+    *(tokenize.TokenError, MemoryError),
+)
 PACKAGE = Path(__file__).parent.parent
 # The configs lie beside the package in a checkout and inside it when it was installed from a wheel; beside it is then
 # the library gin.
@@ -31,14 +38,26 @@ class Config:
     """The configuration read from a gin file, `--set` bindings and `--import` modules; gin itself holds the values.
 
     Reading starts from an empty configuration. A gin file may `import` modules: it is code, run only files you trust.
+
+    Args:
+        file: the gin file; None where everything is in the bindings.
+        bindings: further settings.
+        imports: modules that register parts.
+        trusted: whether the file may import modules. If not, those that are imported already, by `imports` or as
+            installed plug-ins, are fine, and others are refused: nothing is executed because a file says so.
     """
 
     def __init__(
-        self, file: str | os.PathLike[str] | None, bindings: Sequence[str] = (), imports: Sequence[str] = ()
+        self,
+        file: str | os.PathLike[str] | None,
+        bindings: Sequence[str] = (),
+        imports: Sequence[str] = (),
+        trusted: bool = True,
     ) -> None:
         gin.clear_config()
         import_installed_plugins()
         self.file = Path("settings") if file is None else _find(Path(file))  # the name of what is all bindings
+        self._trusted = trusted
         self.name = "run" if file is None else self.file.stem
         self._places: dict[str, str] = {}  # 'scope/Name.parameter' or 'macro' -> where it was bound last
         # Absolute: gin would take a relative folder for a Python package.
@@ -52,11 +71,16 @@ class Config:
             _parse(self._read, what)
         for binding in map(in_present_names, bindings):
             if "\n" in binding or "=" not in binding:
-                raise BadInput(f"--set {binding!r} is not a binding: write it as --set 'Name.parameter = value'")
-            _parse(lambda binding=binding: gin.parse_config([binding]), f"--set {binding!r}")
-            for s in ConfigParser(binding, _Names()):
-                self._places[_binding(s.scope, s.selector, s.arg_name)] = f"--set {binding!r}"
+                raise BadInput(f"{_given(binding)} is not a binding: write it as --set 'Name.parameter = value'")
+            _parse(lambda binding=binding: self._set(binding), _given(binding))
         _parse(gin.finalize, what)
+
+    def _set(self, binding: str) -> None:
+        for statement in ConfigParser(binding, _Names()):
+            if not isinstance(statement, BindingStatement):
+                raise BadInput(f"{_given(binding)} is not a binding: write it as --set 'Name.parameter = value'")
+            self._places[_binding(statement.scope, statement.selector, statement.arg_name)] = _given(binding)
+        gin.parse_config([binding])
 
     def _read(self) -> None:
         text = self.file.read_text(encoding="utf-8")
@@ -111,11 +135,29 @@ class Config:
                 if isinstance(statement, IncludeStatement):
                     files = [Path(folder) / statement.filename for folder in gin_internals.search_folders()]
                     for found in [f for f in files if f.exists()][:1]:  # gin tells if there is none
+                        if not found.is_file():
+                            raise BadInput(f"{place}: {found} is no ordinary file: include a gin file")
                         self._survey(found)
                 elif isinstance(statement, BindingStatement):
                     self._places[_binding(statement.scope, statement.selector, statement.arg_name)] = place
-                elif isinstance(statement, ImportStatement) and not statement.module.startswith("__gin__"):
-                    import_plugin(statement.module, place)
+                elif isinstance(statement, ImportStatement):
+                    self._import(statement.module, place)
+
+    def _import(self, module: str, place: str) -> None:
+        if module.startswith("__gin__"):
+            raise BadInput(f"{place}: {module} is gin's own, and not supported: write import and the module's name")
+        if not self._trusted and module not in sys.modules:
+            raise BadInput(
+                f"{place} asks for the module {module}, whose code would be executed: if you trust it, allow it with "
+                f"--import {module}"
+            )
+        import_plugin(module, place)
+
+
+def _given(binding: str) -> str:
+    """A binding of the command line as its own place."""
+    short = binding if len(binding) <= 100 else binding[:97] + "..."
+    return f"--set {short!r}"
 
 
 class _Names(ParserDelegate):
@@ -211,13 +253,17 @@ def _parse(parse: Any, what: str) -> None:
         parse()
     except BadInput:
         raise
-    except (SyntaxError, ValueError, OSError, ImportError, RuntimeError, TypeError, AttributeError, KeyError) as error:
+    except MISTAKES as error:
         text = " ".join(str(error).split())
         found = re.search(r'In (?:file "([^"]+)"|bindings string),? line (\d+)', text)
         place = f"{_short(Path(found[1]))}:{found[2]}" if found and found[1] else what
         if isinstance(error, SyntaxError):
             place = f"{_short(Path(error.filename))}:{error.lineno}" if error.filename else what
-            message = error.msg
+            message = " ".join(error.msg.split())
+        elif isinstance(error, RecursionError | MemoryError):
+            message = "its brackets are nested too deeply"
+        elif isinstance(error, tokenize.TokenError):
+            message = "a bracket or a text is not closed"
         else:
             message = text[: found.start()].strip() if found else text
         if macro := re.match(r"No bindings specified for '(.+)/gin.macro'", message):
@@ -225,7 +271,7 @@ def _parse(parse: Any, what: str) -> None:
         unknown = re.match(r"No configurable matching '([^']+)'", message)
         near = difflib.get_close_matches(unknown[1], _known_names(), n=1) if unknown else []
         hint = f"did you mean {near[0]!r}?" if near else ""
-        raise BadInput(f"{place}: {message.rstrip('.:')}{'; ' + hint if hint else ''}") from None
+        raise BadInput(f"{place}: {message[:300].rstrip('.:')}{'; ' + hint if hint else ''}") from None
     finally:
         logging.disable(logging.NOTSET)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from mrfquant.errors import BadInput
 
+MOST = 2**20  # characters of a file
 KINDS = ("uniform", "loguniform", "integer", "choice")
 
 
@@ -43,7 +44,8 @@ def read_space(path: Path) -> list[Dimension]:
         raise BadInput(f"there is no space file {path}: write one, as gin/spaces/pmf.space is written")
     dimensions = []
     try:
-        lines = path.read_text().splitlines()
+        with open(path, encoding="utf-8") as file:
+            lines = file.read(MOST + 1).splitlines()
     except (OSError, UnicodeDecodeError):
         raise BadInput(f"the space file {path} cannot be read as text") from None
     for number, line in enumerate(lines, start=1):
@@ -66,9 +68,9 @@ def _dimension(line: str, place: str) -> Dimension:
         assert call.func.id in KINDS
         assert not call.keywords
         values = tuple(ast.literal_eval(value) for value in call.args)
-    except (SyntaxError, ValueError, AssertionError):
-        raise BadInput(f"{place}: {line.strip()!r} is not of the form Name.parameter = KIND(values), with KIND one of "
-                       f"{', '.join(KINDS)}") from None  # fmt: skip
+    except (SyntaxError, ValueError, TypeError, AssertionError, RecursionError, MemoryError):  # of 5,000 brackets
+        form = f"Name.parameter = KIND(values), with KIND one of {', '.join(KINDS)}"
+        raise BadInput(f"{place}: {line.strip()[:100]!r} is not of the form {form}") from None
     kind = call.func.id
     if kind == "choice":
         valid = len(values) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -91,10 +92,11 @@ class Images(Dataset):
 
     def __post_init__(self) -> None:
         channels = self.shape[0]
-        if not len(self.mean) == len(self.std) == channels or min(self.std) <= 0:
+        usable = all(math.isfinite(m) for m in self.mean) and all(0 < s < math.inf for s in self.std)
+        if not len(self.mean) == len(self.std) == channels or not usable:
             raise BadInput(
                 f"data set {self.name}: mean {self.mean} and std {self.std},"
-                f" expected one number for each of the {channels} channels and std above 0"
+                f" expected one number for each of the {channels} channels, finite, and std above 0"
             )
         for name, split in (("train", self.train), ("val", self.val), ("test", self.test)):
             if len(split) == 0:

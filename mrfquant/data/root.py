@@ -86,13 +86,15 @@ def read_checked(path: Path, size: int, md5: str | None = None) -> np.ndarray:
         BadInput: the file cannot be read, or its uncompressed size or md5 is not the one given.
     """
     try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
+        if path.exists() and not path.is_file():
+            raise OSError("it is no ordinary file")
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            data = file.read(size + 1)  # no more, however much it would expand to
     except (OSError, EOFError, zlib.error) as error:
         raise BadInput(f"{path} cannot be read ({error}): {REPAIR}") from error
     if len(data) != size:
-        raise BadInput(f"{path} holds {len(data)} bytes instead of {size}: {REPAIR}")
+        held = f"more than {size}" if len(data) > size else len(data)
+        raise BadInput(f"{path} holds {held} bytes instead of {size}: {REPAIR}")
     if md5 is not None and hashlib.md5(data, usedforsecurity=False).hexdigest() != md5:
         raise BadInput(f"{path} has been altered, its md5 is not {md5}: {REPAIR}")
     return np.frombuffer(data, np.uint8)

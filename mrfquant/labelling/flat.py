@@ -33,6 +33,8 @@ class FlatParameters:
             found = ", ".join(f"{dtype} on {device}" for dtype, device in sorted(kinds, key=str))
             raise BadInput(f"the parameters are {found}: convert the network to one type on one device first")
         self.dtype, device = kinds.pop() if kinds else (torch.float32, None)
+        if self.dtype.is_complex:
+            raise BadInput(f"the parameters are {self.dtype}: levels are real numbers, convert the network first")
         wide = torch.promote_types(self.dtype, torch.float32)
         self.w = torch.empty(sum(p.numel() for p in parameters.values()), dtype=wide, device=device)
         self.g = torch.zeros_like(self.w)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mrfquant.config.settings import Check, Positive, configurable
-from mrfquant.errors import BadSetting
+from mrfquant.errors import BadInput, BadSetting
 
+MOST = 2**16
 Bits = Annotated[int, Check(lambda v: 1 <= v <= 8, "a whole number from 1 to 8")]
 
 
@@ -24,6 +25,10 @@ class LevelSet:
     values: tuple[float, ...]
 
     def __init__(self, values: Sequence[float]) -> None:
+        if len(values) > MOST:
+            raise BadInput(
+                f"Labelling.levels has {len(values):,} levels, expected at most {MOST:,}", "Labelling.levels"
+            )
         given = [float(v) for v in values]
         if len(set(given)) < max(2, len(given)) or not all(math.isfinite(v) for v in given):
             raise BadSetting("Labelling.levels", given, "two or more different finite numbers")

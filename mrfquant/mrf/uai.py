@@ -25,6 +25,7 @@ Parsed = TypeVar("Parsed")
 LARGEST_LOG = 700.0  # exp of it, and of its negative, is a normal float64: no digit is lost
 MOST_CONSTANTS = 10**6  # constant factors in a file that is written
 MOST_VARIABLES = 60  # in one factor: tensors have at most 64 axes
+MOST_FREE, PER_WORD = 2**22, 64  # labels of all variables: so many, or so many for each word of the file
 MOST_LABELS = 2**16  # of a variable; more in a file that is long enough to have a table of them
 
 
@@ -131,6 +132,11 @@ def _cardinalities(words: Tokens) -> np.ndarray:
     wrong = np.flatnonzero((cardinalities < 1) | (cardinalities > most))
     if len(wrong):
         raise words.bad(f"gives variable {wrong[0]} {cardinalities[wrong[0]]} labels, expected 1 to {most}")
+    total, room = int(cardinalities.sum()), max(MOST_FREE, PER_WORD * len(words.words))
+    if total > room:  # solvers keep a number or two for each
+        raise words.bad(
+            f"gives its variables {total:,} labels in all, expected at most {room:,} for a file of its size"
+        )
     return cardinalities
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from mrfquant.errors import BadInput
 
+PIECE = 2**20  # bytes
+MOST_BYTES = 2**30  # of a file: its words take ten times as much memory
 PathLike = str | os.PathLike[str]
 
 
@@ -20,13 +22,25 @@ class Tokens:
     def __init__(self, path: PathLike) -> None:
         self.path, self.at = Path(path), 0
         try:
-            data = self.path.read_bytes()
+            with open(path, "rb") as file:
+                data = self._read(file)
         except OSError as error:
             raise BadInput(f"cannot read {path}: {error.strerror}; give a file of the UAI format") from None
-        odd = re.search(rb"[^A-Za-z0-9+.\s-]", data)  # also "_", which Python's numbers may have
-        if odd:
-            raise self.bad(f"has the byte {odd[0]!r} at {odd.start()}, expected a text of words and numbers only")
         self.words = data.decode("ascii").split()
+
+    def _read(self, file: BinaryIO) -> bytes:
+        """All of a file, piece by piece: it may be a device without an end, or something else than a text."""
+        pieces, size = [], 0
+        while piece := file.read(PIECE):
+            odd = re.search(rb"[^A-Za-z0-9+.\s-]", piece)  # also "_", which Python's numbers may have
+            if odd:
+                place = size + odd.start()
+                raise self.bad(f"has the byte {odd[0]!r} at {place}, expected a text of words and numbers only")
+            pieces.append(piece)
+            size += len(piece)
+            if size > MOST_BYTES:
+                raise self.bad(f"has more than {MOST_BYTES:,} bytes")
+        return b"".join(pieces)
 
     @property
     def left(self) -> int:

@@ -20,8 +20,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mrfquant.errors import BadInput
+from mrfquant.packing.bits import MOST
 from mrfquant.packing.parameter import PackedParameter
 from mrfquant.storage.files import atomic
+from mrfquant.text import printable
 
 FORMAT, VERSION = "mrfquant", "1"
 SCALE = ":scale"  # after the name of the parameter it belongs to
@@ -48,6 +50,11 @@ class PackedNetwork:
     parameters: dict[str, PackedParameter]
     floats: dict[str, Tensor]
     origin: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The network's name and origin in a line that is fit for a terminal."""
+        return printable(", ".join([self.name, *(f"{key} {value}" for key, value in self.origin.items())]))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The network's state with its weights as float32."""
@@ -94,9 +101,11 @@ class PackedNetwork:
         for tensor, value in left.items():
             if value.dtype not in FLOATS:
                 raise BadInput(f"the tensor {tensor} is {value.dtype}, expected float32 or int64")
+            if not value.isfinite().all():
+                raise BadInput(f"the tensor {tensor} has values that are not finite")
         if not (isinstance(name, str) and isinstance(arguments, dict) and isinstance(origin, dict)):
             raise TypeError
-        if len(images["mean"]) != len(images["std"]) or not all(s > 0 for s in images["std"]):
+        if len(images["mean"]) != len(images["std"]) or not all(0 < s < math.inf for s in images["std"]):
             raise ValueError
         return cls(name, arguments, images, parameters, left, origin)
 
@@ -116,7 +125,7 @@ def _parameter(
 ) -> PackedParameter:
     """One packed parameter, taken out of the tensors."""
     numbers = [float(level) for level in levels]
-    if not 2 <= len(numbers) <= 2**16 or not all(map(math.isfinite, numbers)) or numbers != sorted(set(numbers)):
+    if not 2 <= len(numbers) <= MOST or not all(map(math.isfinite, numbers)) or numbers != sorted(set(numbers)):
         raise BadInput(f"{name} has levels that are not finite, different and increasing")
     if encoding not in ("bits", "base3") or (encoding == "base3" and len(numbers) != 3):
         raise BadInput(f"{name} has the encoding {str(encoding)[:40]!r}, expected 'bits', or 'base3' for three levels")
@@ -133,6 +142,9 @@ def _parameter(
         raise BadInput(f"the scale of {name} is not finite float32")
     if size is not None and scale is None:
         raise BadInput(f"{name} has a group size and no scale")
+    largest = max(map(abs, numbers)) * (1.0 if scale is None or not scale.numel() else scale.abs().max().item())
+    if largest > torch.finfo(torch.float32).max:
+        raise BadInput(f"{name} has levels or scales beyond what a float32 can hold")
     return PackedParameter(data, tuple(shape), tuple(numbers), encoding, scale, size)
 
 

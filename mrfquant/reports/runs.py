@@ -53,7 +53,7 @@ class Run:
 
     def series(self, metric: str) -> tuple[list[int], list[float]]:
         """The iterations at which `metric` was recorded, and its values."""
-        points = [(r["iteration"], r[metric]) for r in self.records if is_number(r.get(metric))]
+        points = [(r["iteration"], float(r[metric])) for r in self.records if is_number(r.get(metric))]
         return [i for i, _ in points], [v for _, v in points]
 
 

@@ -135,15 +135,27 @@ def _blocks(rows: Sequence[Sequence[str]], width: int, longest: int = 32) -> str
     return "\n\n".join(aligned(table) for table in tables)
 
 
+def _cell(text: str) -> str:
+    """Text for a cell that no spreadsheet takes for a formula; numbers stay as they are."""
+    text = text.encode(errors="replace").decode()  # half a character has no encoding
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
 def csv_text(runs: Sequence[Run]) -> str:
     """A row per run: its folder and state, all summary fields, the settings that differ."""
     fields = list(dict.fromkeys(name for run in runs for name in run.fields))
     settings = differing_settings(runs)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", "finished", "iteration", *fields, *settings])
+    writer.writerow(map(_cell, ["run", "finished", "iteration", *fields, *settings]))
     for run in runs:
         values = [as_text(run.fields[name]) if name in run.fields else "" for name in fields]
         chosen = [run.settings.get(name, "") for name in settings]
-        writer.writerow([run.name, as_text(run.finished), run.iteration, *values, *chosen])
+        writer.writerow(map(_cell, [run.name, as_text(run.finished), str(run.iteration), *values, *chosen]))
     return text.getvalue()

@@ -1,7 +1,14 @@
-"""Checkpoints that survive kill -9: atomic, the last two and the best kept, loaded without executing anything."""
+"""Checkpoints that survive kill -9: atomic, the last two and the best kept, loaded without executing anything.
+
+What cannot be read is never deleted: a damaged file is set aside under another name, a file that is whole and cannot
+be loaded stops the run, and a state that could not be loaded again is refused when it is saved.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import pickle
 import re
 import zipfile
 from collections.abc import Callable
@@ -15,6 +22,12 @@ if TYPE_CHECKING:
     import torch  # imported where a state is read or written: to look at a folder takes none
 
 State = dict[str, Any]
+Say = Callable[[str], None]
+ASIDE = ".damaged"  # after the name of a file that is set aside
+
+
+class Damaged(BadInput):
+    """A checkpoint is not as it was written."""
 
 
 class Checkpoints:
@@ -22,7 +35,12 @@ class Checkpoints:
 
     A step names the best it goes with, and a best is deleted only when no kept step names it, so whatever moment
     the process dies at, the newest whole step finds its best.
+
+    Attributes:
+        config: the text of the run's configuration, kept with each step.
     """
+
+    config: str | None = None
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,7 +49,7 @@ class Checkpoints:
     def save(self, iteration: int, state: State, best: int | None) -> None:
         """Keep `state`, the state before it, and the best each of them names."""
         kept = [i for i in self._iterations("step") if i < iteration][-1:]
-        _write(self._path("step", iteration), {**state, "best_iteration": best})
+        self._write(self._path("step", iteration), {**state, "best_iteration": best, "config": self.config})
         self._named = {i: self._best_named(i) for i in kept} | {iteration: best}
         bests = set(self._named.values())
         self._delete_all_but("step", {*kept, iteration})
@@ -39,24 +57,35 @@ class Checkpoints:
 
     def save_best(self, iteration: int, state: State) -> None:
         """Write the model that did best so far; it counts once a step that names it is saved."""
-        _write(self._path("best", iteration), state)
+        self._write(self._path("best", iteration), state)
 
-    def newest(self, warn: Callable[[str], None]) -> State | None:
-        """The newest state that is whole, None if nothing was saved yet; tells `warn` about those that are not."""
-        steps = self._iterations("step")
-        for iteration in reversed(steps):
-            path = self._path("step", iteration)
-            try:
-                state = _load(path)
-            except BadInput as error:
-                warn(f"{error}: falling back to the one before")
-                path.unlink(missing_ok=True)
+    def newest(self, warn: Say) -> State | None:
+        """The newest state that is whole and whose best model is, too; None if nothing was saved yet.
+
+        Damaged files are set aside, and `warn` hears of them. Where a best model is lost for every state that is left,
+        the newest state comes without one ("best" and "best_iteration" are None): the best from there on counts.
+        """
+        alone = None  # the newest whole step, whose best is lost
+        for iteration in reversed(self._iterations("step")):
+            state = self._whole("step", iteration, warn)
+            if state is None:
                 continue
-            if state["best_iteration"] is None or self._path("best", state["best_iteration"]).exists():
+            best = state["best_iteration"]
+            self._named[iteration] = best
+            if best is None or self._whole("best", best, warn) is not None:
                 return state
-            warn(f"{path.name} names a best model that is not there: falling back to the one before")
-        if steps:
-            raise BadInput(f"{self.folder.parent} cannot be resumed, none of its checkpoints is whole: start it again")
+            alone = alone or (iteration, state)
+            warn(f"the best model of {self._path('step', iteration).name} is lost: trying the state before")
+        if alone is not None:
+            iteration, state = alone
+            warn(f"going on from {self._path('step', iteration).name} without it: the best from here on counts")
+            self._named[iteration] = None
+            return {**state, "best": None, "best_iteration": None}
+        if aside := sorted(self.folder.glob(f"step-*{ASIDE}*")):
+            raise BadInput(
+                f"{self.folder.parent} cannot be resumed, none of its checkpoints is whole ({aside[-1].name} is the "
+                f"newest): put back a copy of one, or delete {self.folder} to start from the beginning"
+            )
         return None
 
     def any(self) -> bool:
@@ -65,7 +94,21 @@ class Checkpoints:
 
     def best(self, iteration: int, map_location: torch.device | str = "cpu") -> State:
         """The best model of the step that names `iteration`."""
-        return _load(self._path("best", iteration), map_location)
+        try:
+            return _load(self._path("best", iteration), map_location)
+        except FileNotFoundError as error:
+            raise Damaged(f"there is no checkpoint {error.filename}") from None
+
+    def _whole(self, kind: str, iteration: int, warn: Say) -> State | None:
+        """A state, or None where there is none any more; a damaged one is set aside."""
+        path = self._path(kind, iteration)
+        try:
+            return _load(path)
+        except Damaged as error:
+            warn(f"{error}: it is set aside as {_set_aside(path).name}")
+        except FileNotFoundError:
+            warn(f"there is no checkpoint {path}")
+        return None
 
     def _best_named(self, step: int) -> int | None:
         """The best that a step names; its file is read only if another process wrote it."""
@@ -81,30 +124,95 @@ class Checkpoints:
     def _delete_all_but(self, kind: str, keep: set[int | None]) -> None:
         for iteration in self._iterations(kind):
             if iteration not in keep:
-                self._path(kind, iteration).unlink()
+                self._path(kind, iteration).unlink(missing_ok=True)
+
+    def _write(self, path: Path, state: State) -> None:
+        """Write a state; one that could not be loaded again is refused."""
+        import torch
+
+        before = "the one before it is kept" if self.any() else "there is none before it"
+        try:
+            self.folder.mkdir(exist_ok=True)  # not the folder that it is in: if that is gone, somebody took it away
+            with atomic(path) as file:
+                torch.save(state, file)
+                file.flush()
+                torch.load(file.name, "cpu", weights_only=True, mmap=True)  # reads no tensor
+        except FileNotFoundError:
+            raise RunFailed(f"the folder {self.folder.parent} is gone: the run cannot be saved any more") from None
+        except (pickle.PickleError, AttributeError, TypeError) as error:
+            raise RunFailed(
+                f"a state of this run cannot be saved so that it can be loaded again ({_unknown(error)}): keep only "
+                "tensors, numbers, texts, lists and dicts of them in the state_dict of parts of your own"
+            ) from None
+        except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
+            raise RunFailed(f"cannot write the checkpoint {path}: {_reason(error)}; {before}") from None
 
 
-def _write(path: Path, state: State) -> None:
-    import torch
+def _reason(error: BaseException) -> str:
+    """Why a file could not be written: what the system said, also where torch hides it behind an error of its own."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if error.__context__ is not None:
+        return _reason(error.__context__)
+    return f"{str(error).splitlines()[0]}; is there room on the disk?"
 
+
+def _unknown(error: Exception) -> str:
+    """What a state holds that a checkpoint may not, in torch's words if it is something else."""
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    return f"it holds {found[1]}, which is no plain value" if found else (str(error) or type(error).__name__)[:100]
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename a damaged file to a name that is free; where that is not allowed, it stays."""
+    number, aside = 1, path.with_name(path.name + ASIDE)
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}{ASIDE}-{number}")
     try:
-        with atomic(path) as file:
-            torch.save(state, file)
-    except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
-        reason = error.strerror if isinstance(error, OSError) else str(error).split("\n")[0]
-        raise RunFailed(f"cannot write the checkpoint {path}: {reason}; the one before it is kept") from None
+        os.rename(path, aside)
+    except OSError:
+        return path
+    return aside
+
+
+def check_archive(path: Path) -> None:
+    """Refuse an archive of torch's that is not as it was written; its own reader does not compare the checksums."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                raise zipfile.BadZipFile("it is compressed, which torch's are not")  # it might expand without bounds
+            if damaged := archive.testzip():
+                raise zipfile.BadZipFile(f"{damaged} is damaged")
+    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError, OverflowError) as error:
+        raise Damaged(f"{path} is truncated or damaged ({str(error)[:80]})") from None
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # a place before the beginning, which only a damaged file names
+            raise Damaged(f"{path} is truncated or damaged") from None
+        raise
 
 
 def _load(path: Path, map_location: torch.device | str = "cpu") -> State:
-    """Read a checkpoint; weights_only refuses anything but tensors and plain values."""
+    """Read a checkpoint; weights_only refuses anything but tensors and plain values.
+
+    Raises:
+        Damaged: it is not what was written.
+        BadInput: it is, and cannot be loaded here and now.
+    """
     import torch
 
+    if path.exists() and not path.is_file():
+        raise BadInput(f"the checkpoint {path} is no ordinary file: remove it")
     try:
-        with zipfile.ZipFile(path) as archive:  # torch's own reader does not compare the checksums
-            if damaged := archive.testzip():
-                raise zipfile.BadZipFile(f"{damaged} is damaged")
-        return torch.load(path, map_location=map_location, weights_only=True)
+        check_archive(path)
+        state = torch.load(path, map_location, weights_only=True)
+        if not isinstance(state, dict):
+            raise TypeError("it is no dict")
+        return state
+    except Damaged as error:
+        raise Damaged(f"the checkpoint {error}") from None
     except FileNotFoundError:
-        raise BadInput(f"there is no checkpoint {path}") from None
-    except Exception as error:  # what a damaged file raises is not documented: zipfile, pickle, EOF, Runtime errors
-        raise BadInput(f"the checkpoint {path} is truncated or damaged ({type(error).__name__})") from None
+        raise
+    except Exception as error:  # the file is whole: no permission, too little memory, of another version
+        reason = error.strerror if isinstance(error, OSError) else _unknown(error)
+        raise BadInput(f"the checkpoint {path} is whole and cannot be loaded: {reason}; it is left as it is") from None

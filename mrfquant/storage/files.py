@@ -1,14 +1,24 @@
-"""Files that are whole or absent: written beside their place, synced, then renamed."""
+"""Files that are whole or absent: written beside their place, synced, then renamed; and read with bounds.
+
+What lies in a folder may come from strangers: names beside a file cannot be guessed, links are not followed where that
+could destroy something, and what is read is an ordinary file of bounded size.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import re
+import secrets
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+
+MOST_TEXT = 2**30  # bytes of a text that is read in one piece
+LEFTOVER = re.compile(r"\..+\.\w+\.tmp")  # what `atomic` leaves beside a file when its process is killed
 
 
 @contextmanager
@@ -27,9 +37,9 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     if not path.name or path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:  # never one that is there, nor through a link
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -49,6 +59,35 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_json(path: str | os.PathLike[str], value: Any, default: Callable[[Any], Any] | None = None) -> None:
     """Write `value` as indented JSON to `path` atomically."""
     write_text(path, json.dumps(value, indent=2, default=default) + "\n")
+
+
+def read_bytes(path: str | os.PathLike[str], most: int = MOST_TEXT) -> bytes:
+    """The bytes of an ordinary file of at most `most` bytes; an OSError for anything else, as a pipe or a device."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe without a writer would wait
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return data
+
+
+def read_text(path: str | os.PathLike[str], errors: str = "strict") -> str:
+    """The text of an ordinary file, UTF-8, with the bounds of `read_bytes`."""
+    return read_bytes(path).decode(errors=errors)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What processes that were killed while they wrote have left in a folder."""
+    return [path for path in folder.glob(".*.tmp") if LEFTOVER.fullmatch(path.name)]
+
+
+def clean(folder: Path) -> None:
+    """Delete the leftovers of a folder in which nobody else writes now."""
+    for path in leftovers(folder):
+        with suppress(OSError):
+            path.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

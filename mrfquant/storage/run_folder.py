@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -20,12 +21,14 @@ from mrfquant import __version__
 from mrfquant.config.moved import MOVED
 from mrfquant.errors import BadInput
 from mrfquant.metric import Metric
-from mrfquant.storage.checkpoints import Checkpoints
-from mrfquant.storage.files import write_json, write_text
+from mrfquant.storage.checkpoints import Checkpoints, Damaged
+from mrfquant.storage.files import clean, leftovers, read_text, write_json, write_text
+from mrfquant.text import redacted
 
 if TYPE_CHECKING:
     import torch  # reading the folder of a run takes no torch
 
+LARGEST = 1e100  # of figures: beyond every float32, and means and variances of such numbers are finite
 PACKAGES = ("torch", "torchvision", "numpy", "gin-config", "wandb")
 
 
@@ -53,10 +56,11 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, config: str) -> RunFolder:
         """Make a new run folder at `path`, which must not hold anything yet."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and not _is_unused(path):
             raise BadInput(f"{path} is there already: give another --out, or continue it with --resume {path}")
         run = cls(path)
         try:
+            clean(path)
             write_text(run.config, config)
         except OSError as error:
             raise BadInput(f"cannot write to the output folder {path}: {error.strerror}; give another --out") from None
@@ -66,6 +70,11 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """The run that is already at `path`."""
         run = cls(path)
+        if path.is_dir() and _is_unused(path) and any(path.iterdir()):
+            raise BadInput(f"{path} was stopped before its run began: start it again with --out {path}")
+        for file in path.iterdir() if path.is_dir() else ():
+            if file.exists() and not file.is_file() and not file.is_dir():
+                raise BadInput(f"{file} is no ordinary file, as those of a run are: remove it")
         if not run.config.is_file():
             what = "has no config.gin" if path.is_dir() else "is not there"
             raise BadInput(f"{path} is not a run, it {what}: give the folder of a run, as found under runs/")
@@ -73,12 +82,20 @@ class RunFolder:
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Within the block no other process can own this run."""
-        with open(self.path / ".lock", "w") as lock:
+        """Within the block no other process can own this run; what killed ones were writing is cleaned."""
+        path = self.path / ".lock"
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
+            raise BadInput(f"cannot lock {path} ({reason}): remove it, or make it writable") from None
+        with open(handle, "r+b", buffering=0) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BadInput(f"another process is at work on {self.path}: wait until it ends, or stop it") from None
+            clean(self.path)
+            clean(self.checkpoints.folder)
             yield
 
     def identity(self) -> dict[str, Any]:
@@ -103,7 +120,7 @@ class RunFolder:
     def settings(self) -> dict[str, str]:
         """The settings as used, {"Geometric.rho": "1.2"}: values as gin writes them, macros as "%name"."""
         path = self.path / "operative.gin"
-        return read_settings(path.read_text(encoding="utf-8", errors="replace")) if path.exists() else {}
+        return read_settings(read_text(path, "replace")) if path.exists() else {}
 
     def best(self) -> dict[str, Any]:
         """The best model: `model`, its state dict, rounded; `solution`, where the solver stood."""
@@ -111,7 +128,13 @@ class RunFolder:
             raise BadInput(f"{self.path} is not finished: resume it first")
         if not isinstance(summary.get("best_iteration"), int):
             raise _damaged(self.path / "summary.json")
-        return self.checkpoints.best(summary["best_iteration"])
+        try:
+            return self.checkpoints.best(summary["best_iteration"])
+        except Damaged as error:
+            raise BadInput(
+                f"{error}: put back a copy, or delete summary.json and resume the run, which goes on from the last "
+                "checkpoint that is whole"
+            ) from None
 
     def write_identity(self, identity: dict[str, Any]) -> None:
         """Note what is run, before it starts."""
@@ -129,25 +152,31 @@ class RunFolder:
         """Note with what, where and how this process runs; a resumed run adds itself to the list."""
         path = self.path / "env.json"
         try:
-            sessions = list(json.loads(path.read_text())["sessions"])
-        except (OSError, ValueError, TypeError, KeyError):  # not there yet, or damaged: it is only a note
+            sessions = list(json.loads(read_text(path))["sessions"])
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            LookupError,
+            RecursionError,
+        ):  # none yet, or damaged: only a note
             sessions = []
         write_json(path, {"sessions": [*sessions, environment(device)]})
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """A finite int or float; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+    """An int or float that can be computed with: not True or False, finite, not absurdly large."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def read_records(path: Path, warn: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
     """The records of a JSON-lines file; a last line that a crash cut short is normal and not told."""
     records: list[dict[str, Any]] = []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    lines = read_text(path, "replace").splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            whole = isinstance(record["iteration"], int)
+            whole = type(record["iteration"]) is int and 0 <= record["iteration"] < 2**53
         except (ValueError, TypeError, LookupError, RecursionError):
             whole = False
         if whole:
@@ -181,12 +210,24 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         raise _damaged(path) from None
     if not isinstance(found, dict):
         raise _damaged(path)
     return found
+
+
+def changed_settings(before: str, now: str) -> list[str]:
+    """What differs between two texts of a configuration, as 'Experiment.seed = 1 (was 0)'."""
+    old, new = read_settings(before), read_settings(now)
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return [f"{name} = {new.get(name, 'not set')} (was {old.get(name, 'not set')})" for name in names]
+
+
+def _is_unused(path: Path) -> bool:
+    """Whether nothing is in a folder but what is left of a run that was stopped while it was being made."""
+    return path.is_dir() and {f for f in path.iterdir() if f.name != ".lock"} <= set(leftovers(path))
 
 
 def _damaged(path: Path) -> BadInput:
@@ -208,7 +249,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": " ".join(sys.orig_argv),
+        "command": redacted(" ".join(sys.orig_argv)),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {"mrfquant": __version__, **{name: _version(name) for name in PACKAGES}},

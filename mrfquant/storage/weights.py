@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrfquant.errors import BadInput
+from mrfquant.storage.checkpoints import check_archive
+from mrfquant.storage.files import read_text
 from mrfquant.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -14,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor]:
-    """A state dict from a .pt or .safetensors file, or the best model of the run in a folder; nothing is executed."""
+    """A state dict from a .pt or .safetensors file, or the best model of the run in a folder; nothing is executed.
+
+    The checksums in a .pt file are compared. Files of safetensors have none: where the digest of a file lies beside it,
+    as `sha256sum model.safetensors > model.safetensors.sha256` writes it, it is compared.
+    """
     import torch
     from safetensors.torch import load_file
 
@@ -22,6 +29,11 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
         return RunFolder.open(path).best()["model"]
     if not path.is_file():
         raise BadInput(f"{path} is not there: give a .pt or .safetensors file, or the folder of a finished run")
+    _check_digest(path)
+    with open(path, "rb") as file:
+        archive = file.read(4) == b"PK\x03\x04"  # as torch tells them from the format before
+    if archive:
+        check_archive(path)
     try:
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # what a file of something else raises is not documented
@@ -31,7 +43,30 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
         raise BadInput(
             f"{path} is not a state dict, names with tensors: save it with torch.save(model.state_dict(), ...)"
         )
+    for name, value in state.items():
+        if value.layout != torch.strided or value.is_quantized or value.is_complex():
+            kind = "complex" if value.is_complex() else "quantized" if value.is_quantized else "sparse"
+            raise BadInput(
+                f"{path}: {name} is {kind}, expected real numbers in a dense tensor: convert the network first"
+            )
     return state
+
+
+def _check_digest(path: Path) -> None:
+    """Compare a file with its digest, if that lies beside it."""
+    beside = path.with_name(f"{path.name}.sha256")
+    if not beside.exists():
+        return
+    try:
+        noted = read_text(beside).split()[:1]
+    except (OSError, ValueError):
+        noted = []
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    if noted != [digest.hexdigest()]:
+        raise BadInput(f"{path} was altered or damaged, its digest is not that of {beside.name}: copy it again")
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:

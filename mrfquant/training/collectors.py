@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -99,8 +100,9 @@ class Console(Collector):
                 print(text, file=self.stream, flush=True)
         except BrokenPipeError:  # nobody reads along any more, as in `run | head`: the run goes on, the log has it all
             silence(self.stream)
-        self._log.write(text + "\n")
-        self._log.flush()
+        with contextlib.suppress(OSError):  # a full disk: the checkpoints tell, and their sentence must get through
+            self._log.write(text + "\n")
+            self._log.flush()
         self._spoke = time.monotonic()
 
     def start(self, iteration: int, iterations: int) -> None:
@@ -141,7 +143,8 @@ class Console(Collector):
 
     def close(self) -> None:
         """Close the log file."""
-        self._log.close()
+        with contextlib.suppress(OSError):
+            self._log.close()
 
     def _line(self, iteration: int, values: Values) -> str:
         width = len(f"{self._iterations:,}")

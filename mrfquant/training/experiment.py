@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import mrfquant.models  # noqa: F401 - registers the networks with gin
-from mrfquant.compute import Team, synchronise_batch_norm
+from mrfquant.compute import Team, bounded_network, check_memory, synchronise_batch_norm
 from mrfquant.config.settings import Seed, built, configurable, configured, makes
 from mrfquant.data import STAND_IN, STAND_INS, Dataset
 from mrfquant.errors import BadInput
@@ -82,7 +82,8 @@ class Experiment:
         self.dataset: Dataset = _built("dataset", made).to(device)
         self.objective: Objective = _built("objective", objective())
         self.collectors = collectors
-        self.model: nn.Module = _built("model", model(self.dataset.shape, self.dataset.outputs)).to(device)
+        with bounded_network():
+            self.model: nn.Module = _built("model", model(self.dataset.shape, self.dataset.outputs)).to(device)
         if weights is not None:
             load_weights(self.model, read_weights(Path(weights)), Path(weights))
         self.objective.attach(self.model)
@@ -91,6 +92,8 @@ class Experiment:
         if self.team.world_size > 1:
             self.model = synchronise_batch_norm(self.model, device)
         self.labelling = Labelling(self.model)
+        variables = sum(block.m * (1 if block.is_pair else block.d) for block in self.labelling.blocks)
+        check_memory(4 * 2 * variables, device, f"a labelling of {variables:,} variables")  # these, and the optimizer's
         self.inference: Inference = _built("inference", inference(self.labelling, _with_clear_errors(optimizer)))
 
     def trainer(self) -> Trainer:

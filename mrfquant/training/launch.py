@@ -17,7 +17,8 @@ from mrfquant.config.settings import configured
 from mrfquant.data import SplitName, data_root
 from mrfquant.errors import BadInput, RunFailed
 from mrfquant.metric import Metric
-from mrfquant.storage.run_folder import RunFolder, new_run_path
+from mrfquant.storage.files import read_text
+from mrfquant.storage.run_folder import RunFolder, changed_settings, new_run_path
 from mrfquant.text import duration
 from mrfquant.training.collectors import Collector, Console, JsonLines
 from mrfquant.training.experiment import Experiment
@@ -91,7 +92,7 @@ def launch(
             folder = RunFolder.create(path, read.text()) if team.leads else RunFolder(path)
         if team.leads:
             held.enter_context(folder.owned())
-        console = Console(folder.log) if team.leads else Console(Path(os.devnull), open(os.devnull, "w"))  # noqa: SIM115
+        console = _console(folder) if team.leads else Console(Path(os.devnull), open(os.devnull, "w"))  # noqa: SIM115
         held.callback(console.close)
         try:
             if team.leads:
@@ -99,6 +100,7 @@ def launch(
                 folder.write_operative(read.operative())
                 folder.write_identity({**experiment.identity(), "iterations": trainer.iterations})
             _introduce(console.say, experiment, trainer, folder)
+            folder.checkpoints.config = read_text(folder.config)
             if resumed:
                 _restore(console.say, trainer, folder)
             listeners: list[Collector] = []
@@ -124,6 +126,13 @@ def launch(
             raise
         except OSError as error:
             raise RunFailed(f"cannot write {error.filename or folder.path}: {error.strerror}") from None
+
+
+def _console(folder: RunFolder) -> Console:
+    try:
+        return Console(folder.log)
+    except OSError as error:
+        raise RunFailed(f"cannot write {folder.log}: {error.strerror}") from None
 
 
 def _train(
@@ -165,6 +174,12 @@ def _restore(say: Say, trainer: Trainer, folder: RunFolder) -> None:
     if state is None:
         say("no checkpoint yet: starting from the beginning")
         return
+    before, now = state.get("config"), folder.checkpoints.config or ""
+    if before and (changed := changed_settings(before, now)):
+        raise BadInput(
+            f"{folder.path} cannot be resumed, its config.gin was changed since its last checkpoint: "
+            f"{', '.join(changed)}; put it back, or start another run with --gin {folder.config}"
+        )
     try:
         trainer.load_state_dict(state)
     except (BadInput, RuntimeError, ValueError, LookupError, TypeError) as error:  # torch's own where shapes differ

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mrfquant.compute import Team
 from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.data import Dataset, SplitName
-from mrfquant.errors import RunFailed
+from mrfquant.errors import BadSetting, RunFailed
 from mrfquant.inference import Inference
 from mrfquant.objectives import CrossEntropy, Objective, outputs_of
 from mrfquant.schedules import Constant, Schedule
@@ -159,6 +159,8 @@ class Trainer:
                 ]  # of whole batches
                 self._save()
                 raise Interrupted
+        if self.best is None:  # it was lost, and the run resumed at its end
+            self._validate()
         figures = self._test()
         for hook in self.hooks:
             hook.ended(self, figures)
@@ -173,7 +175,7 @@ class Trainer:
         inputs, targets = next(self.batches)
         self.inference.scale_learning_rate(self.learning_rate(self.iteration, self.iterations))
         with self.autocast:
-            loss = self.objective.training_loss(outputs_of(self.forward, inputs), targets, inputs)
+            loss = self.objective.training_loss(self._outputs(inputs), targets, inputs)
         loss.backward()
         if self.team.world_size > 1:
             self.team.average(self.inference.labelling.gradients())
@@ -182,6 +184,16 @@ class Trainer:
         self.inference.step()
         self._losses.append(loss.detach())
         self.iteration += 1
+
+    def _outputs(self, inputs: Any) -> Any:
+        try:
+            return outputs_of(self.forward, inputs)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):  # of batch norm, whose variance would be 0
+                raise
+            raise BadSetting(
+                "Trainer.batch_size", self.batch_size, "at least 2 for a network with batch norm"
+            ) from None
 
     def _asked_to_stop(self, should_stop: Callable[[], bool]) -> bool:
         """Processes stop together, so they have to agree, which costs a sync: now and then."""
@@ -253,7 +265,7 @@ class Trainer:
     def _test(self) -> dict[str, float]:
         """Load the best model into the network and test it."""
         self.team.any(False, self.device)  # until the leader has written it
-        assert self.best is not None  # the last iteration evaluates
+        assert self.best is not None
         if self.checkpoints:
             self._best_state = self.checkpoints.best(self.best["iteration"], self.device)["model"]
         assert self._best_state is not None

@@ -10,6 +10,7 @@ import torch
 
 from mrfquant.commands.run import main
 from mrfquant.data.torchvision_import import import_torchvision
+from mrfquant.errors import BadInput
 from mrfquant.storage.run_folder import RunFolder
 
 REF = "gin/ref_lenet300_digits.gin"
@@ -215,7 +216,7 @@ def test_a_checkpoint_that_would_execute_code_is_refused(run, finished, tmp_path
     unfinish(finished)
     for path in (finished / "checkpoints").glob("step-*"):
         torch.save({"iteration": Attack()}, path)
-    refused(run("--resume", finished), "cannot be resumed")
+    refused(run("--resume", finished), "is whole and cannot be loaded: it holds io.open")
     assert not (tmp_path / "attacked").exists()
 
 
@@ -236,7 +237,8 @@ def test_a_config_changed_to_another_network_is_told_when_resumed(run, finished)
     config = finished / "config.gin"
     text = config.read_text()
     config.write_text(text.replace("@LeNet300", "@LeNet5"))
-    refused(run("--resume", finished), "cannot be resumed, its checkpoint is of another config.gin")
+    words = "Experiment.model = @LeNet5 (was @LeNet300)"
+    refused(run("--resume", finished), "cannot be resumed, its config.gin was changed", words)
     config.write_text(text)
     assert run("--resume", finished)[0] == 0
 
@@ -346,3 +348,25 @@ def test_a_loss_that_is_not_a_number_ends_the_run_at_its_step(run, tmp_path):
     assert err.startswith("failed: the loss became nan at iteration 32: the last good checkpoint is kept")
     assert [f.name for f in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-00000020.pt"]
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("line", ["Experiment.seed = 7", "Trainer.precision = 'float32'"])
+def test_an_edited_config_is_noticed_when_resumed(run, finished, line):
+    unfinish(finished)
+    with open(finished / "config.gin", "a") as config:
+        config.write(f"\n{line}\n")
+    refused(run("--resume", finished), "config.gin was changed since its last checkpoint", f"{line} (was not set)")
+
+
+def test_a_run_whose_best_is_damaged_is_told_how_to_go_on_and_does(run, finished):
+    best = sorted((finished / "checkpoints").glob("best-*"))
+    for path in best:
+        path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(BadInput, match=r"delete summary.json and resume"):
+        RunFolder.open(finished).best()
+    unfinish(finished)
+    status, out, _ = run("--resume", finished)
+    assert status == 0
+    assert "is set aside as best-" in out
+    assert RunFolder.open(finished).best()["model"]
+    assert len(list((finished / "checkpoints").glob("*.damaged"))) == len(best)

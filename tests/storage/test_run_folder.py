@@ -1,5 +1,7 @@
-"""What a run notes about where it comes from."""
+"""A run's folder: what it notes about where it comes from, how it is made and owned."""
 
+import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -10,8 +12,10 @@ import pytest
 import torch
 
 import mrfquant
+from mrfquant.errors import BadInput
 from mrfquant.storage import run_folder
-from mrfquant.storage.run_folder import environment
+from mrfquant.storage.files import write_text
+from mrfquant.storage.run_folder import RunFolder, environment
 
 ROOT = Path(mrfquant.__file__).parents[1]
 
@@ -45,3 +49,84 @@ def test_the_commit_is_that_of_the_source_and_of_nothing_around_it(checkout, tmp
     monkeypatch.setattr(run_folder, "__file__", str(top / "mrfquant" / "storage" / "run_folder.py"))
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert run_folder._git_commit() == (head if checkout else None)
+
+
+def test_a_folder_left_by_a_kill_while_it_was_made_can_be_used(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / ".config.gin.0123456789abcdef.tmp").write_text("import ")
+    (path / ".lock").touch()
+    with pytest.raises(BadInput, match="was stopped before its run began: start it again with --out"):
+        RunFolder.open(path)
+    run = RunFolder.create(path, "x = 1")
+    assert run.config.read_text() == "x = 1"
+    assert not list(path.glob(".*.tmp"))
+
+
+def test_killed_at_any_file_operation_of_its_making_a_run_can_be_started_again(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        """Nothing is cleaned up after it."""
+
+    def dies(*args, **kwargs):
+        raise Killed
+
+    for number, name in enumerate(("fsync", "replace", "mkdir")):
+        path = tmp_path / str(number)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, dies)
+            patch.setattr(Path, "unlink", dies)  # a process that is dead does not clean up
+            with pytest.raises(Killed):
+                RunFolder.create(path, "x = 1")
+        assert RunFolder.create(path, "x = 1").config.read_text() == "x = 1"
+
+
+def test_leftovers_of_a_killed_process_are_cleaned_once_the_run_is_owned(tmp_path):
+    run = RunFolder.create(tmp_path / "run", "")
+    run.checkpoints.save(1, {}, None)
+    for name in (".env.json.12345.tmp", "checkpoints/.step-00000002.pt.0123456789abcdef.tmp"):
+        (run.path / name).write_text("half")
+    with run.owned():
+        assert not [*run.path.rglob("*.tmp")]
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("content")
+    run = RunFolder.create(tmp_path / "run", "")
+    (run.path / ".lock").symlink_to(precious)
+    with pytest.raises(BadInput, match="it is a link"), run.owned():
+        pass
+    assert precious.read_text() == "content"
+    (run.path / ".lock").unlink()
+    (run.path / ".lock").write_text("not mine to cut")
+    with run.owned():
+        assert (run.path / ".lock").read_text() == "not mine to cut"
+
+
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "log.txt", "env.json", "config.gin", ".lock"])
+def test_a_pipe_in_a_run_folder_stops_nothing(tmp_path, name):
+    run = RunFolder.create(tmp_path / "run", "")
+    (run.path / name).unlink(missing_ok=True)
+    os.mkfifo(run.path / name)
+    with pytest.raises(BadInput, match="no ordinary file"):
+        RunFolder.open(run.path)
+    for read in (run.summary, run.records, run.settings, run.identity):  # as reports read, one file at a time
+        with contextlib.suppress(BadInput, OSError):
+            read()  # and does not wait for a writer
+
+
+def test_an_endless_file_is_not_read(tmp_path):
+    run = RunFolder.create(tmp_path / "run", "")
+    (run.path / "summary.json").symlink_to("/dev/zero")
+    with pytest.raises(BadInput, match=r"summary.json is damaged"):
+        run.summary()
+
+
+def test_temporary_names_cannot_be_guessed(tmp_path, monkeypatch):
+    seen = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (seen.append(Path(a).name), replace(a, b)))
+    for _ in range(2):
+        write_text(tmp_path / "file", "x")
+    assert len(set(seen)) == 2
+    assert all(str(os.getpid()) not in name.split(".") for name in seen)
