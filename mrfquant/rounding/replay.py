@@ -1,0 +1,196 @@
+"""Running a network again and again up to some layer, without computing again what is before it.
+
+The blocks of a network (the elements of its Sequentials and ModuleLists) that are called once in every forward are its
+units. Their outputs are carried: a forward that needs a layer of unit i takes the outputs of the units before it as
+they are stored, computes what is between them, and ends where unit i + 1 begins. Of the units before the last one the
+outputs are stored only if something else than the next unit reads them. Where there are no units, forwards are whole.
+
+A place in a forward is a number: 2 i + 1 within unit i, 2 i between unit i - 1 and unit i.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from mrfquant.rounding.watch import Watch
+
+Forward = Callable[[nn.Module, Any], Any]
+
+
+@dataclass
+class Step:
+    """What is treated at once.
+
+    Attributes:
+        names: of weights with the same inputs, or of one norm; none where a unit's outputs are to be stored.
+        first: place of the first use.
+        last: place of the last use.
+    """
+
+    names: list[str]
+    first: int
+    last: int
+
+
+class _Reached(Exception):
+    """The rest of the forward is not needed."""
+
+
+class _Irregular(Exception):
+    """A unit is not called once, in its order."""
+
+
+@dataclass
+class Replay:
+    """A network's forwards on some batches.
+
+    Attributes:
+        model: the network.
+        forward: computes a batch.
+        batches: all of them.
+        units: of the network, in the order of their calls.
+    """
+
+    model: nn.Module
+    forward: Forward
+    batches: Sequence[Any]
+    units: list[nn.Module] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._read: set[int] = set()  # units whose outputs others than the next one read
+        self._outputs: dict[int, dict[tuple[int, bool], Any]] = {}  # unit: (batch, of the float network): output
+        self._place, self._begin, self._end = 0, 0, 0
+        self._batch, self._watch, self._storing = (0, True), Watch({}), False
+
+    def steps(self, weights: dict[str, Tensor], norms: dict[str, nn.Module]) -> list[Step]:
+        """Find the units, and what is used where, in the order of the first uses."""
+        self.units = self._called_once()
+        try:
+            found = self._look(weights, norms)
+        except _Irregular:
+            self.units = []
+            found = self._look(weights, norms)
+        steps = [*found, *(Step([], 2 * unit + 1, 2 * unit + 1) for unit in range(len(self.units)))]
+        return sorted(steps, key=lambda step: step.first)  # stable: a unit's outputs after what is in it
+
+    def run(self, step: Step, index: int, as_float: bool, watch: Watch) -> None:
+        """Compute a batch as far as a step needs it."""
+        with self._wrapped():
+            self._storing = not step.names
+            self._run(index, as_float, step.first // 2, step.last, watch)
+
+    def carried(self, unit: int) -> None:
+        """The outputs of a unit are stored: those of the one before are needed no more, unless others read them."""
+        for key, output in self._outputs.get(unit - 1, {}).items():
+            if unit - 1 not in self._read:  # the shape is enough
+                empty = tree_map_only(Tensor, lambda t: t.new_zeros(()).expand(t.shape), output)
+                self._outputs[unit - 1][key] = empty
+
+    def _run(self, index: int, as_float: bool, begin: int, end: int, watch: Watch) -> None:
+        self._batch, self._watch = (index, as_float), watch
+        self._place, self._begin, self._end = 0, begin, end
+        try:
+            with watch:
+                self.forward(self.model, self.batches[index])
+        except _Reached:
+            pass
+        finally:
+            self._watch = Watch({})
+
+    def _look(self, weights: dict[str, Tensor], norms: dict[str, nn.Module]) -> list[Step]:
+        """What is used where, over all batches."""
+        steps: dict[str, Step] = {}
+        last: tuple[Tensor, Step] | None = None  # the weight before: its input and its step
+
+        def seen(name: str, x: Tensor) -> None:
+            nonlocal last
+            if name not in steps:
+                together = last is not None and last[0] is x and name in weights
+                steps[name] = last[1] if together and last else Step([], self._place, self._place)
+                steps[name].names.append(name)
+            step = steps[name]
+            step.first, step.last = min(step.first, self._place), max(step.last, self._place)
+            last = (x, step) if name in weights else None
+
+        def touched(unit: int) -> None:
+            if unit != self._place // 2 - 1:
+                self._read.add(unit)
+
+        self._read = set()
+        with self._wrapped():
+            for index in range(len(self.batches)):
+                last = None
+                self._run(index, True, 0, 2 * len(self.units) + 1, Watch(weights, norms, (), seen, touched))
+                if self._place != 2 * len(self.units):
+                    raise _Irregular
+        return list({id(step): step for step in steps.values()}.values())
+
+    def _called_once(self) -> list[nn.Module]:
+        """Blocks that the first batch calls once, none within another, in the order of their calls."""
+        blocks = list(_blocks(self.model, isinstance(self.model, (nn.Sequential, nn.ModuleList))))
+        calls: list[nn.Module] = []
+        within: list[nn.Module] = []
+        nested: set[nn.Module] = set()
+
+        def enter(block: nn.Module, *_: Any) -> None:
+            calls.append(block)
+            nested.update([block] if within else [])
+            within.append(block)
+
+        with ExitStack() as stack:
+            for block in blocks:
+                stack.callback(block.register_forward_pre_hook(enter).remove)
+                stack.callback(block.register_forward_hook(lambda *_: within.pop() and None).remove)
+            self.forward(self.model, self.batches[0])
+        return [block for block in calls if calls.count(block) == 1 and block not in nested]
+
+    @contextmanager
+    def _wrapped(self) -> Iterator[None]:
+        """Let calls of units go by `_call`."""
+        own = [vars(unit).get("forward") for unit in self.units]
+        try:
+            for number, unit in enumerate(self.units):
+                unit.forward = functools.partial(self._call, number, unit.forward)  # type: ignore[method-assign]
+            yield
+        finally:
+            for unit, forward in zip(self.units, own, strict=True):
+                vars(unit).pop("forward", None)
+                if forward is not None:
+                    unit.forward = forward  # type: ignore[method-assign]
+
+    def _call(self, unit: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The output of a unit: stored, or computed and stored."""
+        if self._place != 2 * unit or self._watch.routed((args, kwargs)):
+            raise _Irregular
+        self._place = 2 * unit + 1
+        if self._place > self._end:
+            raise _Reached
+        if unit < self._begin:
+            output = self._outputs[unit][self._batch]
+            if unit == self._begin - 1 or unit in self._read:
+                output = tree_map_only(Tensor, Tensor.clone, output)  # it may be written to
+        else:
+            output = forward(*args, **kwargs)
+            if self._storing and self._place == self._end:
+                self._outputs.setdefault(unit, {})[self._batch] = output
+        self._place = 2 * unit + 2
+        tree_map_only(Tensor, functools.partial(self._watch.mark, unit), output)
+        return output
+
+
+def _blocks(module: nn.Module, listed: bool) -> Iterator[nn.Module]:
+    """The elements of outermost containers that have parameters; those of containers within containers."""
+    for child in module.children():
+        if type(child) in (nn.Sequential, nn.ModuleList):
+            yield from _blocks(child, True)
+        elif not listed:
+            yield from _blocks(child, False)
+        elif next(child.parameters(), None) is not None:
+            yield child

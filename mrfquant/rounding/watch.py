@@ -1,0 +1,241 @@
+"""Watching a network compute: which weights are used on what, and what is added to what comes of it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from mrfquant.rounding.products import ARGUMENTS, Product
+
+ADDITIONS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
+RESHAPES = {torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze} | {
+    getattr(Tensor, name) for name in ("reshape", "view", "flatten", "squeeze", "unsqueeze", "contiguous", "clone")
+}
+SWAPS = {torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes}
+CHOICES = {torch.index_select, Tensor.index_select, torch.gather, Tensor.gather, Tensor.__getitem__} | {
+    torch.masked_select,
+    Tensor.masked_select,
+}
+Back = Callable[[Tensor], Tensor]  # a change of a later tensor as the change of the output that makes it
+
+
+@dataclass
+class Use:
+    """A call of a weight or of a norm that is watched.
+
+    Attributes:
+        name: of the weight or norm.
+        product: what was computed; None for a norm.
+        inputs: of it.
+        shortcut: what its outputs, or what comes of them, are added to; None where there is no such sum.
+        back: from a change of that sum to the change of the output (a weight's) or of the input (a norm's) behind it.
+        routed: its inputs were chosen by what the network computed: another network may choose others.
+    """
+
+    name: str
+    product: Product | None
+    inputs: Tensor
+    routed: bool
+    shortcut: Tensor | None = None
+    back: Back | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What is known of a tensor.
+
+    Attributes:
+        computed: it depends on the weights of some layer.
+        pending: it depends on weights that are not rounded yet.
+        routed: which inputs it has was chosen by what the network computed.
+        units: the numbers of those units of which it is made since the last one.
+        branch: the use that it comes of, and the way back, where there is nothing but an affine map between them.
+    """
+
+    computed: bool = False
+    pending: bool = False
+    routed: bool = False
+    units: frozenset[int] = frozenset()
+    branch: tuple[Use, Back] | None = None
+
+
+UNKNOWN = Origin()
+
+
+class Watch(TorchFunctionMode):
+    """While it is on, uses of a weight or a norm are recorded.
+
+    Args:
+        pending: the weights that are not rounded yet, by name.
+        norms: batch norms, by name.
+        wanted: the names of those whose uses are recorded.
+        seen: called with the name and the inputs of every pending weight and norm that is used.
+        touched: called with the number of a unit whenever what is made of its output is read.
+
+    Attributes:
+        uses: of what is wanted, in their order.
+    """
+
+    def __init__(
+        self,
+        pending: Mapping[str, Tensor],
+        norms: Mapping[str, nn.Module] | None = None,
+        wanted: Collection[str] = (),
+        seen: Callable[[str, Tensor], None] = lambda *_: None,
+        touched: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        super().__init__()
+        self.uses: list[Use] = []
+        self.wanted, self.seen, self.touched = wanted, seen, touched
+        self._places = {name: (p.data_ptr(), p.data_ptr() + p.nbytes) for name, p in pending.items()}
+        self._pending = dict(pending)
+        self._norms = {id(norm.running_mean): name for name, norm in (norms or {}).items()}
+        self._origins: Any = WeakIdKeyDictionary()
+
+    def mark(self, unit: int, tensor: Tensor) -> None:
+        """A tensor is the output of a unit."""
+        self._origins[tensor] = replace(self._origin(tensor), computed=True, units=frozenset([unit]))
+
+    def __torch_function__(
+        self, func: Callable[..., Any], _: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.multi_head_attention_forward:  # has products within
+            with self:
+                return _unguarded(func)(*args, **kwargs)
+        if getattr(func, "__name__", "") in ("__get__", "size", "dim"):
+            return func(*args, **kwargs)
+        given = [self._origin(tensor) for tensor in _tensors((args, kwargs))]
+        output = func(*args, **kwargs)
+        origin = Origin(
+            computed=func in ARGUMENTS or any(of.computed for of in given),
+            pending=any(of.pending for of in given),
+            routed=any(of.routed for of in given) or (func in CHOICES and self._chosen(args, kwargs)),
+            units=frozenset().union(*(of.units for of in given)),
+        )
+        for unit in origin.units:
+            self.touched(unit)
+        if func in ARGUMENTS:
+            origin = self._product(func, args, kwargs, output, origin)
+        elif func is functional.batch_norm:
+            origin = self._norm(args, kwargs, origin)
+        elif func in ADDITIONS:
+            self._added(args)
+        else:
+            origin = replace(origin, branch=self._onwards(func, args, kwargs))
+        for tensor in _tensors(output):
+            self._origins[tensor] = origin
+        return output
+
+    def _product(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor, origin: Origin
+    ) -> Origin:
+        product = Product.of(func, args, kwargs, output)
+        name = self._name(product.given["weight"])
+        if name is None:
+            return origin
+        self.seen(name, product.given["input"])
+        origin = replace(origin, pending=True)
+        if name not in self.wanted:
+            return origin
+        whole = self._pending[name]
+        first = (product.given["weight"].data_ptr() - whole.data_ptr()) // whole[0].nbytes
+        use = Use(name, replace(product, first=first), product.given["input"], origin.routed)
+        self.uses.append(use)
+        return replace(origin, branch=(use, lambda change: change))
+
+    def _norm(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin) -> Origin:
+        names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        x, variance, weight = given["input"], given["running_var"], given.get("weight")
+        if variance is None:
+            return origin
+        gain = (variance + given.get("eps", 1e-5)).rsqrt() * (1 if weight is None else weight)
+        gain = gain.view(1, -1, *[1] * (x.dim() - 2))
+        branch = self._origin(x).branch
+        name = self._norms.get(id(given["running_mean"]))
+        if name is not None:
+            self.seen(name, x)
+            if name in self.wanted:
+                use = Use(name, None, x, origin.routed)
+                self.uses.append(use)
+                branch = use, lambda change: change
+        if branch is None:
+            return origin
+        use, back = branch
+        return replace(origin, branch=(use, lambda change: back(_divided(change, gain))))
+
+    def _added(self, args: tuple[Any, ...]) -> None:
+        """Of two tensors that are added, one may come of the use that is watched and the other not."""
+        if len(args) < 2 or not all(isinstance(t, Tensor) for t in args[:2]) or args[0].shape != args[1].shape:
+            return
+        for one, other in (args[:2], args[1::-1]):
+            branch = self._origin(one).branch
+            if branch is not None and not self._origin(other).pending:
+                use, back = branch
+                use.shortcut, use.back = other, back
+
+    def _onwards(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Use, Back] | None:
+        """The branch of an output that has the input's values, in another shape or order."""
+        first = args[0] if args else kwargs.get("input")
+        if not isinstance(first, Tensor) or (branch := self._origin(first).branch) is None:
+            return None
+        use, back = branch
+        if func in RESHAPES or func is functional.dropout:
+            shape = first.shape
+            return use, lambda change: back(change.reshape(shape))
+        if func in SWAPS and len(args) == 3:
+            return use, lambda change: back(change.transpose(*args[1:]))
+        return None
+
+    def routed(self, tree: Any) -> bool:
+        """Whether a tensor in nested tuples, lists and dicts was chosen by what the network computed."""
+        return any(self._origin(tensor).routed for tensor in _tensors(tree))
+
+    def _chosen(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the indices of a choice depend on what the network computed."""
+        return any(self._origin(index).computed for index in _tensors((args[1:], kwargs)))
+
+    def _origin(self, tensor: Tensor) -> Origin:
+        return self._origins.get(tensor, UNKNOWN)
+
+    def _name(self, weight: Tensor) -> str | None:
+        """The pending weight of which this is all, or some rows."""
+        place = weight.data_ptr()
+        for name, (start, stop) in self._places.items():
+            if start <= place < stop and weight.shape[1:] == self._pending[name].shape[1:]:
+                return name
+        return None
+
+
+def _divided(change: Tensor, gain: Tensor) -> Tensor:
+    """change / gain; where the gain is next to nothing, so is what the output can do about it."""
+    least = 1e-2 * gain.abs().mean()
+    return torch.where(gain.abs() > least, change / gain, torch.zeros_like(change))
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dicts."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for part in tree:
+            yield from _tensors(part)
+    elif isinstance(tree, Mapping):
+        yield from _tensors(list(tree.values()))
+
+
+def _unguarded(func: Any) -> Callable[..., Any]:
+    """A function of torch without its question whether somebody is watching: what it calls is watched instead."""
+    names = {**func.__globals__, "has_torch_function": lambda _: False}
+    return types.FunctionType(func.__code__, names, func.__name__, func.__defaults__)
