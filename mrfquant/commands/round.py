@@ -99,11 +99,9 @@ def _solver(experiment: Experiment) -> tuple[Rounded, Rounding]:
 
 def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]) -> dict[str, Any]:
     """Round and test the network, save it; the summary of the run."""
-    from mrfquant.rounding.network import check_can_be_rounded
     from mrfquant.training import evaluate
 
     solver, rounding = _solver(experiment)
-    check_can_be_rounded(experiment.model, experiment.labelling.labelled.spans)
     objective, metric = experiment.objective, experiment.objective.chooses
     before = evaluate(experiment.model, experiment.dataset, "test", objective)[metric.name]
     who, dataset, labelling = experiment.identity(), experiment.dataset, experiment.labelling
@@ -119,7 +117,7 @@ def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]
         say(f"{layer.name:<34}{shape:>16}{layer.relative:>16.3f}{layer.changed:>16.1%}{layer.seconds:>9.1f}")
 
     levels = {name: labelling.block_of(name).levels for name in labelling.labelled.spans}
-    found = rounding.run(experiment.model, levels, lambda: rounding.batches(dataset), report, say)
+    found = rounding.run(experiment.model, levels, rounding.batches(dataset), report, say)
     solver.assign(found)
     seconds = time.perf_counter() - began
     val, test = (evaluate(experiment.model, dataset, split, objective) for split in ("val", "test"))

@@ -125,7 +125,9 @@ class Rounding:
             return self._solve(moments, levels[moments.name], report, warn)
 
         names = dict(model.named_parameters())
-        norms = {name: m for name, m in model.named_modules() if isinstance(m, BatchNorm) and m.running_mean is not None}
+        norms = {
+            name: m for name, m in model.named_modules() if isinstance(m, BatchNorm) and m.running_mean is not None
+        }
         walk = Walk(
             replay,
             {name: names[name] for name in levels},

@@ -121,10 +121,13 @@ class Product:
         windows = self._windows(x if x.dim() > self.space + 1 else x[None])  # (b, c, ..., kernel...)
         b, c = windows.shape[:2]
         places = torch.unravel_index(positions, windows.shape[2 : 2 + self.space])
-        chosen = windows[(slice(None), slice(None), *places)].flatten(3)  # (b, c, p, k)
+        at: tuple[slice | Tensor, ...] = (slice(None), slice(None), *places)
+        chosen = windows[at].flatten(3)  # (b, c, p, k)
         groups = self.form.groups
-        return chosen.view(b, groups, c // groups, len(positions), -1).permute(1, 0, 3, 2, 4).reshape(
-            groups, b * len(positions), -1
+        return (
+            chosen.view(b, groups, c // groups, len(positions), -1)
+            .permute(1, 0, 3, 2, 4)
+            .reshape(groups, b * len(positions), -1)
         )
 
     def at(self, outputs: Tensor, positions: Tensor) -> Tensor:
@@ -141,9 +144,10 @@ class Product:
         reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
         if self.form.transposed:  # a convolution of the inputs with zeros between them, its kernel turned around
             x = _spread(x, stride)
-            sides = [(r - p, r - p + o) for r, p, o in zip(
-                reach, self._each("padding", 0), self._each("output_padding", 0), strict=True
-            )]
+            sides = [
+                (r - p, r - p + o)
+                for r, p, o in zip(reach, self._each("padding", 0), self._each("output_padding", 0), strict=True)
+            ]
             stride = [1] * self.space
         elif self.given.get("padding") == "same":
             sides = [(r // 2, r - r // 2) for r in reach]
@@ -168,5 +172,6 @@ def _spread(x: Tensor, stride: list[int]) -> Tensor:
         return x
     sizes = [(size - 1) * step + 1 for size, step in zip(x.shape[2:], stride, strict=True)]
     out = x.new_zeros(*x.shape[:2], *sizes)
-    out[(slice(None), slice(None), *(slice(None, None, step) for step in stride))] = x
+    places = (slice(None), slice(None), *(slice(None, None, step) for step in stride))
+    out[places] = x
     return out

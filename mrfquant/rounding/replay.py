@@ -11,7 +11,7 @@ A place in a forward is a number: 2 i + 1 within unit i, 2 i between unit i - 1 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +69,7 @@ class Replay:
         self._place, self._begin, self._end = 0, 0, 0
         self._batch, self._watch, self._storing = (0, True), Watch({}), False
 
-    def steps(self, weights: dict[str, Tensor], norms: dict[str, nn.Module]) -> list[Step]:
+    def steps(self, weights: dict[str, Tensor], norms: Mapping[str, nn.Module]) -> list[Step]:
         """Find the units, and what is used where, in the order of the first uses."""
         self.units = self._called_once()
         try:
@@ -104,7 +104,7 @@ class Replay:
         finally:
             self._watch = Watch({})
 
-    def _look(self, weights: dict[str, Tensor], norms: dict[str, nn.Module]) -> list[Step]:
+    def _look(self, weights: dict[str, Tensor], norms: Mapping[str, nn.Module]) -> list[Step]:
         """What is used where, over all batches."""
         steps: dict[str, Step] = {}
         last: tuple[Tensor, Step] | None = None  # the weight before: its input and its step
@@ -157,13 +157,13 @@ class Replay:
         own = [vars(unit).get("forward") for unit in self.units]
         try:
             for number, unit in enumerate(self.units):
-                unit.forward = functools.partial(self._call, number, unit.forward)  # type: ignore[method-assign]
+                unit.forward = functools.partial(self._call, number, unit.forward)
             yield
         finally:
             for unit, forward in zip(self.units, own, strict=True):
                 vars(unit).pop("forward", None)
                 if forward is not None:
-                    unit.forward = forward  # type: ignore[method-assign]
+                    unit.forward = forward
 
     def _call(self, unit: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The output of a unit: stored, or computed and stored."""

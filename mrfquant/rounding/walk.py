@@ -134,9 +134,7 @@ class Walk:
         self._gather(step, pending, add)
         statistics.transfer(norm, self.trained.keep(mean), self.trained.keep(variance))
 
-    def _gather(
-        self, step: Step, pending: Mapping[str, Tensor], add: Callable[[list[Use], list[Use]], None]
-    ) -> None:
+    def _gather(self, step: Step, pending: Mapping[str, Tensor], add: Callable[[list[Use], list[Use]], None]) -> None:
         """Run both networks on every batch as far as a step needs, and give what is used on the way."""
         for index in range(len(self.replay.batches)):
             seen = []
