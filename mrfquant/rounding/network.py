@@ -125,15 +125,13 @@ class Rounding:
             return self._solve(moments, levels[moments.name], report, warn)
 
         names = dict(model.named_parameters())
-        norms = {
-            name: m for name, m in model.named_modules() if isinstance(m, BatchNorm) and m.running_mean is not None
-        }
+        norms = {name: m for name, m in model.named_modules() if isinstance(m, BatchNorm)}
         walk = Walk(
             replay,
             {name: names[name] for name in levels},
             solve,
             self.targets == "float",
-            norms if self.recalibrate else {},
+            {name: m for name, m in norms.items() if self.recalibrate and m.running_mean is not None},
             torch.Generator().manual_seed(self.seed),
         )
         modes = {module: module.training for module in model.modules()}
@@ -178,5 +176,5 @@ class Rounding:
             changed += (chosen != greedy).sum().item()
             labels[rows], scales[rows] = chosen.T, scale
         relative, share = energy / max(reference, 1e-300), changed / weights.numel()
-        report(LayerReport(name, *weights.shape, energy, relative, share, seconds))
+        report(LayerReport(name, len(weights), weights.shape[1], energy, relative, share, seconds))
         return labels, q[labels], scales

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -83,7 +84,8 @@ class Moments:
         assert product is not None
         if not present.inputs.isfinite().all():
             raise BadInput(f"the inputs of {self.name} are not finite: the trained network or the batches are broken")
-        self.form, w = product.form, self.w
+        self.form = product.form
+        w = self.w
         positions = product.positions(self.batches, self.generator)
         columns = product.columns(positions).to(w.dtype)
         outputs = None if exact is None else self._outputs(exact, present, positions)
@@ -102,7 +104,7 @@ class Moments:
     def parts(self) -> Iterator[tuple[slice, Rows]]:
         """The rows that see the same inputs: all of them but for groups, and for attention to something else."""
         ends = sorted({end for span in self._rows for end in span})
-        for first, last in zip(ends, ends[1:], strict=False):
+        for first, last in itertools.pairwise(ends):
             found = [(span, sums) for span, sums in self._rows.items() if span[0] <= first and last <= span[1]]
             if found:
                 a = torch.stack([sums.a for _, sums in found]).sum(0)
@@ -151,6 +153,7 @@ class NormStatistics:
         before, after = (squares / count.clamp(min=1) - means.square()).clamp(min=0)
         usual = (before > 0) & (after > 0)
         k = torch.where(usual, after / torch.where(usual, before, 1.0), 1.0).sqrt()
-        assert norm.running_mean is not None and norm.running_var is not None
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
         norm.running_mean.copy_(mean * k + means[1] - means[0] * k)
         norm.running_var.copy_(variance * k.square())

@@ -124,7 +124,8 @@ class Walk:
         """Let the statistics of a norm follow its inputs."""
         norm = self.norms[step.names[0]]
         mean, variance = norm.running_mean, norm.running_var
-        assert mean is not None and variance is not None
+        assert mean is not None
+        assert variance is not None
         statistics = NormStatistics(len(mean), mean.device)
 
         def add(exact: list[Use], present: list[Use]) -> None:
