@@ -173,16 +173,19 @@ class Replay:
         if self._place > self._end:
             raise _Reached
         if unit < self._begin:
-            output = self._outputs[unit][self._batch]
-            if unit == self._begin - 1 or unit in self._read:
-                output = tree_map_only(Tensor, Tensor.clone, output)  # it may be written to
+            output = _copied(self._outputs[unit][self._batch])
         else:
             output = forward(*args, **kwargs)
             if self._storing and self._place == self._end:
-                self._outputs.setdefault(unit, {})[self._batch] = output
+                self._outputs.setdefault(unit, {})[self._batch] = _copied(output)
         self._place = 2 * unit + 2
         tree_map_only(Tensor, functools.partial(self._watch.mark, unit), output)
         return output
+
+
+def _copied(output: Any) -> Any:
+    """What is given away may be written to."""
+    return tree_map_only(Tensor, Tensor.clone, output)
 
 
 def _blocks(module: nn.Module, listed: bool) -> Iterator[nn.Module]:
