@@ -4,8 +4,6 @@ The blocks of a network (the elements of its Sequentials and ModuleLists) that a
 units. Their outputs are carried: a forward that needs a layer of unit i takes the outputs of the units before it as
 they are stored, computes what is between them, and ends where unit i + 1 begins. Of the units before the last one the
 outputs are stored only if something else than the next unit reads them. Where there are no units, forwards are whole.
-
-A place in a forward is a number: 2 i + 1 within unit i, 2 i between unit i - 1 and unit i.
 """
 
 from __future__ import annotations
@@ -19,28 +17,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from mrfquant.rounding.watch import Watch
+from mrfquant.rounding.scout import Scout, Step
+from mrfquant.rounding.watch import Reached, Watch
 
 Forward = Callable[[nn.Module, Any], Any]
-
-
-@dataclass
-class Step:
-    """What is treated at once.
-
-    Attributes:
-        names: of weights with the same inputs, or of one norm; none where a unit's outputs are to be stored.
-        first: place of the first use.
-        last: place of the last use.
-    """
-
-    names: list[str]
-    first: int
-    last: int
-
-
-class _Reached(Exception):
-    """The rest of the forward is not needed."""
 
 
 class _Irregular(Exception):
@@ -99,38 +79,22 @@ class Replay:
         try:
             with watch:
                 self.forward(self.model, self.batches[index])
-        except _Reached:
+        except Reached:
             pass
         finally:
             self._watch = Watch({})
 
     def _look(self, weights: dict[str, Tensor], norms: Mapping[str, nn.Module]) -> list[Step]:
         """What is used where, over all batches."""
-        steps: dict[str, Step] = {}
-        last: tuple[Tensor, Step] | None = None  # the weight before: its input and its step
-
-        def seen(name: str, x: Tensor) -> None:
-            nonlocal last
-            if name not in steps:
-                together = last is not None and last[0] is x and name in weights
-                steps[name] = last[1] if together and last else Step([], self._place, self._place)
-                steps[name].names.append(name)
-            step = steps[name]
-            step.first, step.last = min(step.first, self._place), max(step.last, self._place)
-            last = (x, step) if name in weights else None
-
-        def touched(unit: int) -> None:
-            if unit != self._place // 2 - 1:
-                self._read.add(unit)
-
-        self._read = set()
+        scout = Scout(weights, norms, lambda: self._place)
         with self._wrapped():
             for index in range(len(self.batches)):
-                last = None
-                self._run(index, True, 0, 2 * len(self.units) + 1, Watch(weights, norms, (), seen, touched))
+                self._run(index, True, 0, 2 * len(self.units) + 1, scout)
                 if self._place != 2 * len(self.units):
                     raise _Irregular
-        return list({id(step): step for step in steps.values()}.values())
+                scout.end_of_batch()
+        self._read = scout.read
+        return scout.steps()
 
     def _called_once(self) -> list[nn.Module]:
         """Blocks that the first batch calls once, none within another, in the order of their calls."""
@@ -171,7 +135,7 @@ class Replay:
             raise _Irregular
         self._place = 2 * unit + 1
         if self._place > self._end:
-            raise _Reached
+            raise Reached
         if unit < self._begin:
             output = _copied(self._outputs[unit][self._batch])
         else:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
-from mrfquant.rounding.replay import Replay, Step
+from mrfquant.rounding.replay import Replay
+from mrfquant.rounding.scout import Step
 from mrfquant.rounding.statistics import Moments, NormStatistics, pairs
 from mrfquant.rounding.watch import Use, Watch
 
@@ -140,7 +141,7 @@ class Walk:
         for index in range(len(self.replay.batches)):
             seen = []
             for as_float in (True, False):
-                watch = Watch(pending, self.norms, step.names)
+                watch = Watch(pending, self.norms, step.names, step.uses, step.sums)
                 with self.trained.in_place() if as_float else nullcontext():
                     self.replay.run(step, index, as_float, watch)
                 seen.append(watch.uses)

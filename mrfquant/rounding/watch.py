@@ -27,6 +27,10 @@ CHOICES = {torch.index_select, Tensor.index_select, torch.gather, Tensor.gather,
 Back = Callable[[Tensor], Tensor]  # a change of a later tensor as the change of the output that makes it
 
 
+class Reached(Exception):
+    """The rest of the forward is not needed."""
+
+
 @dataclass
 class Use:
     """A call of a weight or of a norm that is watched.
@@ -35,15 +39,17 @@ class Use:
         name: of the weight or norm.
         product: what was computed; None for a norm.
         inputs: of it.
-        shortcut: what its outputs, or what comes of them, are added to; None where there is no such sum.
-        back: from a change of that sum to the change of the output (a weight's) or of the input (a norm's) behind it.
+        shortcut: what a weight's outputs, or what comes of them, are added to; None where there is no such sum.
+        back: from a change of that sum to the change of the outputs behind it.
         routed: its inputs were chosen by what the network computed: another network may choose others.
+        added: its outputs are added to something, be it the result of weights that are not rounded yet.
     """
 
     name: str
     product: Product | None
     inputs: Tensor
     routed: bool
+    added: bool = False
     shortcut: Tensor | None = None
     back: Back | None = None
 
@@ -77,8 +83,8 @@ class Watch(TorchFunctionMode):
         pending: the weights that are not rounded yet, by name.
         norms: batch norms, by name.
         wanted: the names of those whose uses are recorded.
-        seen: called with the name and the inputs of every pending weight and norm that is used.
-        touched: called with the number of a unit whenever what is made of its output is read.
+        enough: the number of uses after which the forward ends by Reached.
+        sums: it ends when they are parts of sums.
 
     Attributes:
         uses: of what is wanted, in their order.
@@ -89,16 +95,28 @@ class Watch(TorchFunctionMode):
         pending: Mapping[str, Tensor],
         norms: Mapping[str, nn.Module] | None = None,
         wanted: Collection[str] = (),
-        seen: Callable[[str, Tensor], None] = lambda *_: None,
-        touched: Callable[[int], None] = lambda _: None,
+        enough: int | None = None,
+        sums: bool = False,
     ) -> None:
         super().__init__()
         self.uses: list[Use] = []
-        self.wanted, self.seen, self.touched = wanted, seen, touched
+        self.wanted, self.enough, self.sums = wanted, enough, sums
         self._places = {name: (p.data_ptr(), p.data_ptr() + p.nbytes) for name, p in pending.items()}
         self._pending = dict(pending)
         self._norms = {id(norm.running_mean): name for name, norm in (norms or {}).items()}
         self._origins: Any = WeakIdKeyDictionary()
+
+    def used(self, name: str, product: Product | None, inputs: Tensor, routed: bool) -> Use | None:
+        """Called whenever a pending weight or a norm is used; gives a use whose output is to be followed."""
+        if name not in self.wanted:
+            return None
+        self.uses.append(Use(name, product, inputs, routed))
+        if len(self.uses) == self.enough and not self.sums:
+            raise Reached
+        return self.uses[-1]
+
+    def touched(self, unit: int) -> None:
+        """Called with the number of a unit whenever what is made of its output is read."""
 
     def mark(self, unit: int, tensor: Tensor) -> None:
         """A tensor is the output of a unit."""
@@ -128,10 +146,10 @@ class Watch(TorchFunctionMode):
         elif func is functional.batch_norm:
             origin = self._norm(args, kwargs, origin)
         elif func in ADDITIONS:
-            self._added(args)
+            self._added(args, kwargs)
         else:
             origin = replace(origin, branch=self._onwards(func, args, kwargs))
-        for tensor in _tensors(output):
+        for tensor in _tensors(args[0] if func is Tensor.__setitem__ else output):
             self._origins[tensor] = origin
         return output
 
@@ -142,15 +160,10 @@ class Watch(TorchFunctionMode):
         name = self._name(product.given["weight"])
         if name is None:
             return origin
-        self.seen(name, product.given["input"])
-        origin = replace(origin, pending=True)
-        if name not in self.wanted:
-            return origin
         whole = self._pending[name]
         first = (product.given["weight"].data_ptr() - whole.data_ptr()) // whole[0].nbytes
-        use = Use(name, replace(product, first=first), product.given["input"], origin.routed)
-        self.uses.append(use)
-        return replace(origin, branch=(use, lambda change: change))
+        use = self.used(name, replace(product, first=first), product.given["input"], origin.routed)
+        return replace(origin, pending=True, branch=None if use is None else (use, lambda change: change))
 
     def _norm(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin) -> Origin:
         names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
@@ -163,25 +176,26 @@ class Watch(TorchFunctionMode):
         branch = self._origin(x).branch
         name = self._norms.get(id(given["running_mean"]))
         if name is not None:
-            self.seen(name, x)
-            if name in self.wanted:
-                use = Use(name, None, x, origin.routed)
-                self.uses.append(use)
-                branch = use, lambda change: change
+            self.used(name, None, x, origin.routed)
         if branch is None:
             return origin
         use, back = branch
         return replace(origin, branch=(use, lambda change: back(_divided(change, gain))))
 
-    def _added(self, args: tuple[Any, ...]) -> None:
+    def _added(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Of two tensors that are added, one may come of the use that is watched and the other not."""
-        if len(args) < 2 or not all(isinstance(t, Tensor) for t in args[:2]) or args[0].shape != args[1].shape:
+        shapes = [tensor.shape if isinstance(tensor, Tensor) else None for tensor in args]
+        if len(shapes) != 2 or None in shapes or shapes[0] != shapes[1] or kwargs:
             return
         for one, other in (args[:2], args[1::-1]):
             branch = self._origin(one).branch
-            if branch is not None and not self._origin(other).pending:
+            if branch is not None:
                 use, back = branch
-                use.shortcut, use.back = other, back
+                use.added = True
+                if not self._origin(other).pending:
+                    use.shortcut, use.back = other, back
+        if self.sums and len(self.uses) == self.enough and all(use.added for use in self.uses):
+            raise Reached
 
     def _onwards(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -159,9 +159,7 @@ def test_singular_moments_without_damping_are_told():
     alike = torch.ones(50, 8)
     names = {"0.weight": LevelSet([-1, 1])}
     with pytest.raises(BadInput, match=r"second moments of 0\.weight's inputs are singular: raise Rounding\.damping"):
-        Rounding(solver="gptq", damping=0.0).run(
-            nn.Sequential(nn.Linear(8, 2)), names, [alike], lambda _: None, print
-        )
+        Rounding(solver="gptq", damping=0.0).run(nn.Sequential(nn.Linear(8, 2)), names, [alike], lambda _: None, print)
 
 
 def test_grouped_convolutions_are_rounded_group_by_group():

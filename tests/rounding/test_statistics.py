@@ -137,7 +137,8 @@ def test_statistics_of_norms_follow_the_rounding():
         rounded_x, _ = inputs_and_outputs(model, after, x)
         over = (0, 2, 3)
         k = (rounded_x.var(over, correction=0) / float_x.var(over, correction=0)).sqrt()
-        torch.testing.assert_close(after.running_mean, before.running_mean * k + rounded_x.mean(over) - float_x.mean(over) * k)
+        mean = before.running_mean * k + rounded_x.mean(over) - float_x.mean(over) * k
+        torch.testing.assert_close(after.running_mean, mean)
         torch.testing.assert_close(after.running_var, before.running_var * k**2)
 
 
