@@ -28,7 +28,8 @@ def parser() -> Parser:
         """Give the weights of a trained float network labels, layer by layer, by inference in the pairwise Markov
         random field that each layer is: nearest; gptq, greedy with error feedback; icm, from gptq's answers;
         mean_field, annealed; tree, which goes on from both with moves along the strongest couplings. A layer's
-        energy is half the mean squared change of its outputs. Biases stay as they are.""",
+        energy is half the mean squared distance of its outputs from those of the float network. Biases stay as they
+        are. In Python, mq.round_network does the same to any network.""",
         [
             "--run runs/ref_lenet300_mnist-seed0-20260101-120000 --bits 2",
             "--run RUN --bits 1 --solver mean_field --set 'RoundMeanField.sweeps = 400'",
@@ -40,7 +41,7 @@ def parser() -> Parser:
     what.add_argument("--weights", metavar="FILE", type=Path, help="a state dict (.pt or .safetensors); needs --gin")
     p.add_argument("--gin", metavar="FILE", help="the configuration that --weights belong to")
     p.add_argument("--bits", metavar="N", type=int, default=2, help="2^N even levels, scaled by row (default: 2)")
-    p.add_argument("--solver", metavar="NAME", default="tree", help="what assigns the labels (default: tree)")
+    p.add_argument("--solver", metavar="NAME", default="icm", help="what assigns the labels (default: icm)")
     p.add_argument("--start", metavar="NAME", help="let it start from the labels that this solver finds")
     p.add_argument("--exclude", metavar="PATTERN", action="append", default=[], help="weights to leave in float")
     for flag in ("--set", "--import", "--device", "--data"):

@@ -34,7 +34,7 @@ class LayerReport:
         name: of its weight.
         rows: of its weight matrix.
         n: columns of its weight matrix.
-        energy: half the mean squared change of its outputs.
+        energy: half the mean squared distance of its outputs from those that the best real weights give.
         relative: that over gptq's on the same layer.
         changed: share of the labels that differ from gptq's.
         seconds: taken by the solver.
@@ -67,7 +67,7 @@ class Rounding:
 
     def __init__(
         self,
-        solver: SolverName = "tree",
+        solver: SolverName = "icm",
         start: SolverName | None = None,
         images: Several = 2000,
         batch_size: Several = 250,

@@ -19,6 +19,7 @@ ADDITIONS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__
 RESHAPES = {torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze} | {
     getattr(Tensor, name) for name in ("reshape", "view", "flatten", "squeeze", "unsqueeze", "contiguous", "clone")
 }
+PRODUCTS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 SWAPS = {torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes}
 CHOICES = {torch.index_select, Tensor.index_select, torch.gather, Tensor.gather, Tensor.__getitem__} | {
     torch.masked_select,
@@ -208,6 +209,8 @@ class Watch(TorchFunctionMode):
         if func in RESHAPES or func is functional.dropout:
             shape = first.shape
             return use, lambda change: back(change.reshape(shape))
+        if func in PRODUCTS and isinstance(args[1], (int, float)) and args[1]:
+            return use, lambda change: back(change / args[1])
         if func in SWAPS and len(args) == 3:
             return use, lambda change: back(change.transpose(*args[1:]))
         return None

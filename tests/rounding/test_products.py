@@ -31,6 +31,7 @@ def uses_of(layer, x):
     return watch.uses
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", LAYERS)
 def test_rows_times_columns_are_the_outputs(name):
     layer, shape = LAYERS[name]
@@ -46,6 +47,7 @@ def test_rows_times_columns_are_the_outputs(name):
     assert len(found) == product.output.numel() // product.rows  # few inputs: every pixel is looked at
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_matrix_goes_back_into_the_weights_shape(name):
     layer, shape = LAYERS[name]

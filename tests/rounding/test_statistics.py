@@ -103,6 +103,27 @@ def test_a_pre_norm_transformers_sums_are_found():
     torch.testing.assert_close(x_q @ spy.targets[-1].T, x_q @ expected, rtol=1e-3, atol=1e-3)
 
 
+def test_a_scaled_branch_is_followed():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.branch = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+
+        def forward(self, x):
+            x = self.before(x)
+            return x + 0.5 * self.branch(torch.tanh(x)).transpose(0, 1).contiguous().transpose(0, 1)
+
+    torch.manual_seed(0)
+    model, spy, x = Scaled().double(), Spy(), torch.randn(50, 4, dtype=torch.float64)
+    trained = copy.deepcopy(model)
+    mq.round_network(model, [x], bits=1, solver=spy, damping=1e-9, progress=False)
+    with torch.no_grad():
+        shortcut = model.before(x)
+        x_q = torch.tanh(shortcut)
+        expected = torch.linalg.pinv(x_q) @ ((trained(x) - shortcut) / 0.5)
+    torch.testing.assert_close(x_q @ spy.targets[1].T, x_q @ expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_sum_with_what_is_rounded_later_is_no_target():
     """The error of a branch that is not rounded yet will change."""
 
