@@ -62,7 +62,7 @@ class Rounding:
         recalibrate: change the statistics of batch norm as rounding changes its inputs.
         targets: what a layer's outputs should be: 'float', those of the float network, less the error of what they are
             added to; 'own', those that its trained weights give on the inputs that it has in the rounded network.
-        seed: of the output pixels that are drawn to stand for all of a large image.
+        seed: of the output pixels that stand for all of a large image, and of what the network itself draws.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Rounding:
         Returns:
             For each weight its labels, in its shape, and the scales of its rows, in a shape that broadcasts with it.
         """
-        replay = Replay(model, forward, list(batches))
+        replay = Replay(model, forward, list(batches), self.seed)
         if not replay.batches:
             raise BadInput("there is no batch to calibrate with: give at least one")
 
@@ -137,8 +137,8 @@ class Rounding:
         modes = {module: module.training for module in model.modules()}
         model.eval()
         try:
-            with torch.random.fork_rng():
-                torch.manual_seed(self.seed)  # for networks that draw numbers
+            with torch.random.fork_rng():  # networks may draw numbers
+                torch.manual_seed(self.seed)
                 return walk.run()
         except BaseException:
             walk.trained.restore()

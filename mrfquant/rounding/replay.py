@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -35,12 +36,14 @@ class Replay:
         model: the network.
         forward: computes a batch.
         batches: all of them.
+        seed: of what forwards draw: the float and the rounded network draw the same.
         units: of the network, in the order of their calls.
     """
 
     model: nn.Module
     forward: Forward
     batches: Sequence[Any]
+    seed: int = 0
     units: list[nn.Module] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -76,6 +79,7 @@ class Replay:
     def _run(self, index: int, as_float: bool, begin: int, end: int, watch: Watch) -> None:
         self._batch, self._watch = (index, as_float), watch
         self._place, self._begin, self._end = 0, begin, end
+        torch.manual_seed(self.seed + index)
         try:
             with watch:
                 self.forward(self.model, self.batches[index])
