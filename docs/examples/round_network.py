@@ -3,8 +3,8 @@
 A float network is trained on the embedded digits and rounded to two bits a weight without further training: once each
 weight to its nearest level, once by ICM on the field, which knows how the weights of a row make up for each other.
 
-Expected output, in about 10 seconds (the last digits depend on the machine). The error is half the mean squared distance
-of a layer's outputs from what real weights could give:
+Expected output, in about 10 seconds (the last digits depend on the machine). The error is half the mean squared
+distance of a layer's outputs from what real weights could give:
 
     float    test accuracy 98.33 %
     nearest  test accuracy 97.67 %   errors 1.weight 9.312, 3.weight 33.785, 5.weight 17.613

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -87,6 +87,11 @@ class Product:
         given = {**dict(zip(ARGUMENTS[func], args, strict=False)), **kwargs}
         form = Form("output_padding" in ARGUMENTS[func], given.get("groups", 1))
         return cls(form, given, output)
+
+    def copied(self) -> Product:
+        """With tensors of its own."""
+        given = {**self.given, "input": self.given["input"].clone()}
+        return replace(self, given=given, output=self.output.clone())
 
     @property
     def rows(self) -> int:

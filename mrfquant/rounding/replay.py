@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from mrfquant.errors import BadInput
 from mrfquant.rounding.scout import Scout, Step
 from mrfquant.rounding.watch import Reached, Watch
 
@@ -67,7 +68,13 @@ class Replay:
         """Compute a batch as far as a step needs it."""
         with self._wrapped():
             self._storing = not step.names
-            self._run(index, as_float, step.first // 2, step.last, watch)
+            try:
+                self._run(index, as_float, step.first // 2, step.last, watch)
+            except _Irregular:
+                raise BadInput(
+                    "the rounded network calls its blocks in another order than the float one: exclude the layers that "
+                    "decide about it"
+                ) from None
 
     def carried(self, unit: int) -> None:
         """The outputs of a unit are stored: those of the one before are needed no more, unless others read them."""

@@ -16,8 +16,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from mrfquant.rounding.products import ARGUMENTS, Product
 
 ADDITIONS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
-RESHAPES = {torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze} | {
-    getattr(Tensor, name) for name in ("reshape", "view", "flatten", "squeeze", "unsqueeze", "contiguous", "clone")
+SAME_VALUES = ("reshape", "view", "flatten", "squeeze", "unsqueeze", "contiguous", "clone", "to")
+RESHAPES = {torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, functional.dropout} | {
+    getattr(Tensor, name) for name in SAME_VALUES
 }
 PRODUCTS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 SWAPS = {torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes}
@@ -111,8 +112,11 @@ class Watch(TorchFunctionMode):
         """Called whenever a pending weight or a norm is used; gives a use whose output is to be followed."""
         if name not in self.wanted:
             return None
+        ends = len(self.uses) + 1 == self.enough and not self.sums
+        if not ends:  # what follows may write to them
+            inputs, product = inputs.clone(), product and product.copied()
         self.uses.append(Use(name, product, inputs, routed))
-        if len(self.uses) == self.enough and not self.sums:
+        if ends:
             raise Reached
         return self.uses[-1]
 
@@ -133,6 +137,8 @@ class Watch(TorchFunctionMode):
         if getattr(func, "__name__", "") in ("__get__", "size", "dim"):
             return func(*args, **kwargs)
         given = [self._origin(tensor) for tensor in _tensors((args, kwargs))]
+        if func in ADDITIONS:
+            self._added(args, kwargs)
         output = func(*args, **kwargs)
         origin = Origin(
             computed=func in ARGUMENTS or any(of.computed for of in given),
@@ -146,8 +152,6 @@ class Watch(TorchFunctionMode):
             origin = self._product(func, args, kwargs, output, origin)
         elif func is functional.batch_norm:
             origin = self._norm(args, kwargs, origin)
-        elif func in ADDITIONS:
-            self._added(args, kwargs)
         else:
             origin = replace(origin, branch=self._onwards(func, args, kwargs))
         for tensor in _tensors(args[0] if func is Tensor.__setitem__ else output):
@@ -194,7 +198,7 @@ class Watch(TorchFunctionMode):
                 use, back = branch
                 use.added = True
                 if not self._origin(other).pending:
-                    use.shortcut, use.back = other, back
+                    use.shortcut, use.back = other.clone(), back  # it may be written to
         if self.sums and len(self.uses) == self.enough and all(use.added for use in self.uses):
             raise Reached
 
@@ -206,7 +210,7 @@ class Watch(TorchFunctionMode):
         if not isinstance(first, Tensor) or (branch := self._origin(first).branch) is None:
             return None
         use, back = branch
-        if func in RESHAPES or func is functional.dropout:
+        if func in RESHAPES:
             shape = first.shape
             return use, lambda change: back(change.reshape(shape))
         if func in PRODUCTS and isinstance(args[1], (int, float)) and args[1]:

@@ -103,6 +103,31 @@ def test_a_pre_norm_transformers_sums_are_found():
     torch.testing.assert_close(x_q @ spy.targets[-1].T, x_q @ expected, rtol=1e-3, atol=1e-3)
 
 
+def test_what_is_written_to_later_is_seen_as_it_was():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 6), nn.Linear(6, 4, bias=False)
+
+        def forward(self, x):
+            x = self.before(x)
+            x += self.two(self.one(x).relu_())
+            return x.relu_()
+
+    torch.manual_seed(0)
+    model, spy, x = InPlace().double(), Spy(), torch.randn(80, 4, dtype=torch.float64)
+    trained = copy.deepcopy(model)
+    mq.round_network(model, [x], bits=1, solver=spy, damping=1e-9, progress=False)
+    with torch.no_grad():
+        stream, exact = model.before(x), trained.before(x)
+        one = torch.linalg.pinv(stream) @ (trained.one(exact) - trained.one.bias)
+        torch.testing.assert_close(stream @ spy.targets[1].T, stream @ one, rtol=1e-4, atol=1e-4)
+        hidden = model.one(stream).relu()
+        wanted = exact + trained.two(trained.one(exact).relu()) - stream
+        two = torch.linalg.pinv(hidden) @ wanted
+    torch.testing.assert_close(hidden @ spy.targets[2].T, hidden @ two, rtol=1e-3, atol=1e-3)
+
+
 def test_a_scaled_branch_is_followed():
     class Scaled(nn.Module):
         def __init__(self):
