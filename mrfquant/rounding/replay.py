@@ -79,9 +79,8 @@ class Replay:
     def carried(self, unit: int) -> None:
         """The outputs of a unit are stored: those of the one before are needed no more, unless others read them."""
         for key, output in self._outputs.get(unit - 1, {}).items():
-            if unit - 1 not in self._read:  # the shape is enough
-                empty = tree_map_only(Tensor, lambda t: t.new_zeros(()).expand(t.shape), output)
-                self._outputs[unit - 1][key] = empty
+            if unit - 1 not in self._read:
+                self._outputs[unit - 1][key] = tree_map_only(Tensor, _without_values, output)
 
     def _run(self, index: int, as_float: bool, begin: int, end: int, watch: Watch) -> None:
         self._batch, self._watch = (index, as_float), watch
@@ -148,19 +147,26 @@ class Replay:
         if self._place > self._end:
             raise Reached
         if unit < self._begin:
-            output = _copied(self._outputs[unit][self._batch])
+            output = tree_map_only(Tensor, _given_away, self._outputs[unit][self._batch])
         else:
             output = forward(*args, **kwargs)
             if self._storing and self._place == self._end:
-                self._outputs.setdefault(unit, {})[self._batch] = _copied(output)
+                self._outputs.setdefault(unit, {})[self._batch] = tree_map_only(Tensor, Tensor.clone, output)
         self._place = 2 * unit + 2
         tree_map_only(Tensor, functools.partial(self._watch.mark, unit), output)
         return output
 
 
-def _copied(output: Any) -> Any:
-    """What is given away may be written to."""
-    return tree_map_only(Tensor, Tensor.clone, output)
+def _without_values(tensor: Tensor) -> Tensor:
+    """One of the same shape that takes no memory."""
+    return tensor.new_zeros(()).expand(tensor.shape)
+
+
+def _given_away(tensor: Tensor) -> Tensor:
+    """A copy, which may be written to; of a tensor without values, any values will do."""
+    if tensor.is_floating_point() and tensor.dim() and not any(tensor.stride()):
+        return tensor.new_empty(tensor.shape)
+    return tensor.clone()
 
 
 def _blocks(module: nn.Module, listed: bool) -> Iterator[nn.Module]:
