@@ -102,14 +102,18 @@ class Moments:
             sums.inputs += len(x)
 
     def parts(self) -> Iterator[tuple[slice, Rows]]:
-        """The rows that see the same inputs: all of them but for groups, and for attention to something else."""
-        ends = sorted({end for span in self._rows for end in span})
+        """The rows that see the same inputs: all of them but for groups, and for attention to something else. Rows
+        that no input of the rounded network reaches are as if each of their inputs was one by itself."""
+        w = self.w
+        ends = sorted({0, len(w)}.union(*self._rows))
         for first, last in itertools.pairwise(ends):
             found = [(span, sums) for span, sums in self._rows.items() if span[0] <= first and last <= span[1]]
             if found:
                 a = torch.stack([sums.a for _, sums in found]).sum(0)
                 t = torch.stack([sums.t[first - span[0] : last - span[0]] for span, sums in found]).sum(0)
                 yield slice(first, last), Rows(a, t, sum(sums.inputs for _, sums in found))
+            else:
+                yield slice(first, last), Rows(torch.eye(w.shape[1]).to(w), w[first:last], 1)
 
     def _outputs(self, exact: Use, present: Use, positions: Tensor) -> Tensor:
         """(columns, rows) the float network's, without the bias, and what makes up for the shortcut's error."""

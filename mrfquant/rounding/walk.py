@@ -60,7 +60,7 @@ class Walk:
     Attributes:
         replay: runs the network.
         weights: to round, by name.
-        solve: gives the labels (rows, n) and the scales (rows,) of a weight for its moments.
+        solve: gives the labels of a weight and their levels, (rows, n) both, and the scales (rows,), for its moments.
         float_targets: the outputs to reach are the float network's.
         norms: those whose statistics are to follow, by name.
         generator: draws pixels.

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import mrfquant as mq
 from mrfquant.rounding.solvers import RoundGPTQ, RoundingSolver, RoundNearest
-from mrfquant.rounding.statistics import Rows
+from mrfquant.rounding.statistics import Moments, Rows
 
 
 class Spy(RoundingSolver):
@@ -101,6 +101,13 @@ def test_a_pre_norm_transformers_sums_are_found():
         wanted = wanted - (model.eval()(x) - y_q) - model[1].linear2.bias
     expected = torch.linalg.lstsq(x_q.flatten(0, 1), wanted.flatten(0, 1)).solution
     torch.testing.assert_close(x_q @ spy.targets[-1].T, x_q @ expected, rtol=1e-3, atol=1e-3)
+
+
+def test_rows_that_no_input_reaches_keep_their_weights_as_targets():
+    w = torch.randn(4, 3)
+    ((rows, sums),) = Moments("expert", w, 1, torch.Generator()).parts()
+    assert rows == slice(0, 4)
+    torch.testing.assert_close(sums.targets(w, sums.curvature(0.1)), w)
 
 
 def test_what_is_written_to_later_is_seen_as_it_was():
