@@ -82,7 +82,7 @@ def test_weights_from_a_file_and_a_layer_left_out(float_run, tmp_path, capsys):
         (["--run", "RUN", "--solver", "gptq", "--start", "tree"], "gptq takes every weight anew"),
         (["--run", "RUN", "--set", "Rounding.damping = 2.0"], "Rounding.damping = 2.0, expected a number between 0"),
         (["--run", "RUN", "--set", "Rounding.images = 1"], "Rounding.images = 1, expected a whole number above 1"),
-        (["--run", "RUN", "--set", "RoundICM.scales = [1.0]"], "nothing in this run reads it"),
+        (["--run", "RUN", "--set", "RoundTree.sweeps = 3"], "nothing in this run reads it"),
         (["--weights", "nowhere.pt", "--gin", "gin/ref_lenet5_digits.gin"], "nowhere.pt is not there"),
     ],
 )
