@@ -78,7 +78,12 @@ from .training.launch import launch as launch
 from .errors import BadInput as BadInput, BadSetting as BadSetting, RunFailed as RunFailed
 
 # rounding trained networks, packed networks
-from .rounding import LayerProblem as LayerProblem, Rounded as Rounded, Rounding as Rounding
+from .rounding import (
+    LayerProblem as LayerProblem,
+    Rounded as Rounded,
+    Rounding as Rounding,
+    round_network as round_network,
+)
 from .packing import load as load, pack_model as pack_model
 
 # explicit fields and their solvers

@@ -28,7 +28,8 @@ def parser() -> Parser:
         """Give the weights of a trained float network labels, layer by layer, by inference in the pairwise Markov
         random field that each layer is: nearest; gptq, greedy with error feedback; icm, from gptq's answers;
         mean_field, annealed; tree, which goes on from both with moves along the strongest couplings. A layer's
-        energy is half the mean squared change of its outputs. Biases stay as they are.""",
+        energy is half the mean squared distance of its outputs from those of the float network. Biases stay as they
+        are. In Python, mq.round_network does the same to any network.""",
         [
             "--run runs/ref_lenet300_mnist-seed0-20260101-120000 --bits 2",
             "--run RUN --bits 1 --solver mean_field --set 'RoundMeanField.sweeps = 400'",
@@ -40,7 +41,7 @@ def parser() -> Parser:
     what.add_argument("--weights", metavar="FILE", type=Path, help="a state dict (.pt or .safetensors); needs --gin")
     p.add_argument("--gin", metavar="FILE", help="the configuration that --weights belong to")
     p.add_argument("--bits", metavar="N", type=int, default=2, help="2^N even levels, scaled by row (default: 2)")
-    p.add_argument("--solver", metavar="NAME", default="tree", help="what assigns the labels (default: tree)")
+    p.add_argument("--solver", metavar="NAME", default="icm", help="what assigns the labels (default: icm)")
     p.add_argument("--start", metavar="NAME", help="let it start from the labels that this solver finds")
     p.add_argument("--exclude", metavar="PATTERN", action="append", default=[], help="weights to leave in float")
     for flag in ("--set", "--import", "--device", "--data"):
@@ -99,11 +100,9 @@ def _solver(experiment: Experiment) -> tuple[Rounded, Rounding]:
 
 def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]) -> dict[str, Any]:
     """Round and test the network, save it; the summary of the run."""
-    from mrfquant.rounding.network import check_can_be_rounded
     from mrfquant.training import evaluate
 
     solver, rounding = _solver(experiment)
-    check_can_be_rounded(experiment.model, experiment.labelling.labelled.spans)
     objective, metric = experiment.objective, experiment.objective.chooses
     before = evaluate(experiment.model, experiment.dataset, "test", objective)[metric.name]
     who, dataset, labelling = experiment.identity(), experiment.dataset, experiment.labelling
@@ -119,7 +118,7 @@ def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]
         say(f"{layer.name:<34}{shape:>16}{layer.relative:>16.3f}{layer.changed:>16.1%}{layer.seconds:>9.1f}")
 
     levels = {name: labelling.block_of(name).levels for name in labelling.labelled.spans}
-    found = rounding.run(experiment.model, levels, lambda: rounding.batches(dataset), report, say)
+    found = rounding.run(experiment.model, levels, rounding.batches(dataset), report, say)
     solver.assign(found)
     seconds = time.perf_counter() - began
     val, test = (evaluate(experiment.model, dataset, split, objective) for split in ("val", "test"))

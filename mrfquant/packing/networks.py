@@ -59,17 +59,45 @@ def pack_model(
         scale: (m,) of the labelled weights; the labelling's by default.
         encoding: of parameters with three levels; the others are packed as bits.
     """
-    state = model.state_dict() if state is None else state
     scale = labelling.scale if scale is None else scale
+    names = labelling.labelled.spans
+    size = None if labelling.scales is None else labelling.scales.group_size
+    return pack_weights(
+        model,
+        {name: labelling.block_of(name).levels.values for name in names},
+        {} if scale is None else {name: labelling.labelled.view(name, scale.cpu()).float() for name in names},
+        {} if size is None else dict.fromkeys(names, size),
+        state,
+        encoding,
+    )
+
+
+def pack_weights(
+    model: nn.Module,
+    levels: Mapping[str, tuple[float, ...]],
+    scales: Mapping[str, Tensor],
+    group_sizes: Mapping[str, int] | None = None,
+    state: Mapping[str, Tensor] | None = None,
+    encoding: Encoding = "bits",
+) -> PackedNetwork:
+    """Pack a network some of whose parameters are on levels.
+
+    Args:
+        model: the network.
+        levels: of every such parameter, by name, increasing.
+        scales: of its weights, in its shape; 1 where there are none.
+        group_sizes: how many neighbouring weights of a slice along the first dimension share a scale, if not all do.
+        state: the network's state dict; its own by default.
+        encoding: of parameters with three levels; the others are packed as bits.
+    """
+    state = model.state_dict() if state is None else state
     parameters = {}
-    for name in labelling.labelled.spans:
-        levels = labelling.block_of(name).levels.values
-        form: Encoding = encoding if len(levels) == 3 else "bits"
-        part = None if scale is None else labelling.labelled.view(name, scale.cpu()).float()
+    for name, values in levels.items():
+        form: Encoding = encoding if len(values) == 3 else "bits"
         try:
-            compact, group_size = _compact(part, labelling.scales.group_size if labelling.scales is not None else None)
+            compact, group_size = _compact(scales.get(name), (group_sizes or {}).get(name))
             weights, precision = _storable(name, state[name]), state[name].dtype
-            parameters[name] = PackedParameter.of(weights, levels, form, compact, group_size, precision)
+            parameters[name] = PackedParameter.of(weights, values, form, compact, group_size, precision)
         except BadInput as error:
             raise BadInput(f"{name}: {error}; only what is exactly on its levels can be packed") from None
     labelled = {id(p): name for name, p in model.named_parameters() if name in parameters}

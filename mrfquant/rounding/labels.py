@@ -41,13 +41,13 @@ class Rounded(LatentInference):
 
     @torch.no_grad()
     def assign(self, found: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Give every labelled parameter its labels, in its shape, and its scales, one for each of its first indices."""
+        """Give every labelled parameter its labels, in its shape, and its scales, which broadcast with them."""
         labelled, scales = self.labelling.labelled, self.labelling.scale
         assert scales is not None, "the labelling has no scales to set"
         values = torch.empty_like(labelled.w)
         for name, (labels, scale) in found.items():
             labelled.view(name, values).copy_(self.labelling.block_of(name).q[labels])
-            labelled.view(name, scales).copy_(scale.view(-1, *[1] * (labels.dim() - 1)).expand(labels.shape))
+            labelled.view(name, scales).copy_(scale.expand(labels.shape))
         for block, x in self.items():
             x.copy_(values[block.start : block.start + block.m])
         self.project_all()

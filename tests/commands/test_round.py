@@ -82,7 +82,7 @@ def test_weights_from_a_file_and_a_layer_left_out(float_run, tmp_path, capsys):
         (["--run", "RUN", "--solver", "gptq", "--start", "tree"], "gptq takes every weight anew"),
         (["--run", "RUN", "--set", "Rounding.damping = 2.0"], "Rounding.damping = 2.0, expected a number between 0"),
         (["--run", "RUN", "--set", "Rounding.images = 1"], "Rounding.images = 1, expected a whole number above 1"),
-        (["--run", "RUN", "--set", "RoundICM.scales = [1.0]"], "nothing in this run reads it"),
+        (["--run", "RUN", "--set", "RoundTree.sweeps = 3"], "nothing in this run reads it"),
         (["--weights", "nowhere.pt", "--gin", "gin/ref_lenet5_digits.gin"], "nowhere.pt is not there"),
     ],
 )
@@ -119,13 +119,13 @@ def test_a_quantized_run_and_broken_weights_are_refused(float_run, tmp_path, cap
 def _round(model, images, solver="gptq"):
     names = {name: LevelSet([-1, 1]) for name, p in model.named_parameters() if p.dim() > 1}
     said = []
-    answers = Rounding(solver=solver).run(model, names, lambda: iter([images]), lambda _: None, said.append)
+    answers = Rounding(solver=solver).run(model, names, [images], lambda _: None, said.append)
     return answers, said
 
 
-def test_other_layers_are_named_and_may_be_left_out():
-    model = nn.Sequential(nn.Linear(4, 4), nn.ConvTranspose2d(1, 1, 2))
-    with pytest.raises(BadInput, match=r"1\.weight belongs to a ConvTranspose2d, only Linear and Conv2d"):
+def test_other_layers_are_named():
+    model = nn.Sequential(nn.Linear(4, 4), nn.RNN(4, 4))
+    with pytest.raises(BadInput, match=r"no batch reaches 1\.weight_ih_l0 as the weight of a linear layer"):
         _round(model, torch.randn(3, 4))
 
 
@@ -138,11 +138,6 @@ def test_few_inputs_are_damped_and_told():
     answers, said = _round(nn.Sequential(nn.Linear(40, 2)), torch.randn(5, 40))
     assert "5 inputs are few for 40 weights a row; damped by 10%" in said[0]
     assert answers["0.weight"][0].shape == (2, 40)
-
-
-def test_pixels_that_were_not_drawn_are_no_inputs():
-    _, said = _round(nn.Sequential(nn.Conv2d(16, 4, 3)), torch.randn(50, 16, 6, 6))
-    assert "50 inputs are few for 144 weights a row" in said[0]  # of 16 pixels one is drawn
 
 
 def test_settings_reach_the_trained_network(tmp_path, capsys):
@@ -164,33 +159,16 @@ def test_singular_moments_without_damping_are_told():
     alike = torch.ones(50, 8)
     names = {"0.weight": LevelSet([-1, 1])}
     with pytest.raises(BadInput, match=r"second moments of 0\.weight's inputs are singular: raise Rounding\.damping"):
-        Rounding(solver="gptq", damping=0.0).run(
-            nn.Sequential(nn.Linear(8, 2)), names, lambda: iter([alike]), lambda _: None, print
-        )
-
-
-def test_later_layers_are_rounded_for_the_inputs_that_rounded_layers_make():
-    torch.manual_seed(0)
-    model, images = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), torch.randn(200, 6)
-    last = model[2].weight.detach().clone()
-    answers, _ = _round(model, images, "icm")
-    with torch.no_grad():
-        hidden = model[:2](images)
-    alone = nn.Sequential(nn.Linear(5, 3))
-    alone[0].weight.data = last
-    expected, _ = _round(alone, hidden, "icm")
-    assert torch.equal(answers["2.weight"][0], expected["0.weight"][0])
+        Rounding(solver="gptq", damping=0.0).run(nn.Sequential(nn.Linear(8, 2)), names, [alike], lambda _: None, print)
 
 
 def test_grouped_convolutions_are_rounded_group_by_group():
     torch.manual_seed(1)
     model, images = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2, bias=False)), torch.randn(30, 4, 6, 6)
     weight = model[0].weight.detach().clone()
-    torch.manual_seed(2)  # the same pixels are drawn for the second moments
     whole, _ = _round(model, images, "icm")
     for group in range(2):
         part = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False))
         part[0].weight.data = weight[3 * group : 3 * group + 3]
-        torch.manual_seed(2)
         expected, _ = _round(part, images[:, 2 * group : 2 * group + 2], "icm")
         assert torch.equal(expected["0.weight"][0], whole["0.weight"][0][3 * group : 3 * group + 3])

@@ -1,0 +1,193 @@
+"""Rounding a network by one call, and what comes of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from mrfquant.errors import BadInput
+from mrfquant.labelling import LevelSet, uniform, weights_of
+from mrfquant.packing import PackedNetwork, pack_weights
+from mrfquant.rounding.network import LayerReport, Rounding
+from mrfquant.rounding.solvers import RoundingSolver
+from mrfquant.text import aligned
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+ROUNDABLE = (nn.Linear, *CONVOLUTIONS, nn.MultiheadAttention)
+Levels = int | Sequence[float] | LevelSet  # bits, for even levels, or the levels themselves
+
+
+@dataclass
+class RoundedNetwork:
+    """A network whose weights were rounded.
+
+    Attributes:
+        model: the network itself, with rounded weights.
+        layers: how each layer was rounded, in the order of their use.
+        notes: what there is to know besides: weights that were left, or that had few inputs.
+        levels: of every rounded weight, by name.
+        labels: of every rounded weight, in its shape.
+        scales: that multiply the levels of a weight, in a shape that broadcasts with it.
+        seconds: that it took.
+    """
+
+    model: nn.Module
+    levels: Mapping[str, LevelSet]
+    layers: list[LayerReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    labels: dict[str, Tensor] = field(default_factory=dict)
+    scales: dict[str, Tensor] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        rows = [["layer", "rows x weights", "bits", "energy / gptq", "labels changed", "seconds"]]
+        for layer in self.layers:
+            bits, shape = self.levels[layer.name].bits, f"{layer.rows:,} x {layer.n:,}"
+            figures = [f"{layer.relative:.3f}", f"{layer.changed:.1%}", f"{layer.seconds:.1f}"]
+            rows.append([layer.name, shape, f"{bits}", *figures])
+        return "\n".join([aligned(rows), *self.notes, f"{self.seconds:.1f} s"])
+
+    def pack(self) -> PackedNetwork:
+        """The network with its labels as bits."""
+        return pack_weights(
+            self.model,
+            {name: levels.values for name, levels in self.levels.items()},
+            {name: self.scales[name].expand(labels.shape) for name, labels in self.labels.items()},
+            # Where outputs are the second dimension, a scale belongs to a kernel.
+            {name: self.labels[name][0, 0].numel() for name, scale in self.scales.items() if scale.shape[1] > 1},
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write the packed network to a safetensors file, for `mq.load(path, model)`; returns its size in bytes."""
+        return self.pack().write(path)
+
+
+def round_network(
+    model: nn.Module,
+    batches: Iterable[Any],
+    bits: Levels = 2,
+    solver: str | RoundingSolver = "icm",
+    exclude: Sequence[str] = (),
+    overrides: Mapping[str, Levels] | None = None,
+    forward: Callable[[nn.Module, Any], Any] | None = None,
+    targets: Literal["float", "own"] = "float",
+    damping: float = 0.01,
+    seed: int = 0,
+    progress: bool = True,
+) -> RoundedNetwork:
+    """Round the weights of a trained network to few levels, in place and without training.
+
+    Those of linear layers, convolutions and attention are rounded, layer by layer in the order of their use; a layer
+    that is used several times is rounded for all its uses. Every row of a weight has a scale, which is fitted. If it
+    fails or is interrupted, the network is as it was.
+
+    Args:
+        model: the network, on its device.
+        batches: to calibrate with: some hundreds of examples in all, in any form that `forward` takes.
+        bits: 2^bits even levels, or a list of levels, as [-1, 0, 1].
+        solver: 'nearest', 'gptq', 'icm', 'mean_field', 'tree' or a solver of your own.
+        exclude: patterns of names of weights or layers that stay in float, as ["conv1", "head.*"].
+        overrides: other bits or levels by such patterns, as {"layer3.*": 3}; the first that fits counts.
+        forward: computes a batch, as lambda model, batch: model(batch["image"]). By default a dict is given as
+            keywords, and of a tuple or a list the first entry is given.
+        targets: what a layer's outputs should be: 'float', those of the float network, less the error of what they are
+            added to; 'own', those that its trained weights give on the inputs that it has in the rounded network.
+        damping: added to the diagonal of the inputs' second moments, as a share of its mean.
+        seed: of what is drawn; the global random state has no part in it.
+        progress: print a line for every layer.
+
+    Returns:
+        The network with a report, ready to be saved.
+    """
+    name = solver if isinstance(solver, str) else "icm"
+    rounding = Rounding(solver=name, targets=targets, damping=damping, seed=seed)
+    if isinstance(solver, RoundingSolver):
+        rounding.solver = solver
+    result = RoundedNetwork(model, {})
+    result.levels = _levels(model, bits, exclude, dict(overrides or {}), result.notes.append)
+    device = next(model.parameters()).device
+    given = [batches] if isinstance(batches, (Tensor, Mapping)) else batches
+    began = time.perf_counter()
+
+    def report(layer: LayerReport) -> None:
+        result.layers.append(layer)
+        if progress:
+            count, relative = f"{len(result.layers)} of {len(result.levels)}", f"energy {layer.relative:.3f} of gptq's"
+            print(f"{count}: {layer.name}, {relative}, {layer.seconds:.1f} s", file=sys.stderr, flush=True)
+
+    found = rounding.run(
+        model,
+        result.levels,
+        [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in given],
+        report,
+        result.notes.append,
+        forward or _call,
+    )
+    result.labels = {name: labels for name, (labels, _) in found.items()}
+    result.scales = {name: scale for name, (_, scale) in found.items()}
+    result.seconds = time.perf_counter() - began
+    return result
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    """A batch as the most common networks take it."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+
+def _levels(
+    model: nn.Module,
+    bits: Levels,
+    exclude: Sequence[str],
+    overrides: dict[str, Levels],
+    tell: Callable[[str], None],
+) -> dict[str, LevelSet]:
+    """The levels of each weight to round; says which are left or shared."""
+    if isinstance(exclude, str):
+        raise BadInput(f"exclude = {exclude!r}, expected a list of patterns, as [{exclude!r}]")
+    names: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
+    chosen = weights_of(*ROUNDABLE)(model)
+    sets = {}
+    unused = {*exclude, *overrides}
+    for first, *others in names.values():
+        if first not in chosen:
+            continue
+        fitting = [pattern for pattern in (*exclude, *overrides) if _fits(pattern, [first, *others])]
+        unused -= set(fitting)
+        if set(fitting) & set(exclude):
+            continue
+        owners = [model.get_submodule(name.rpartition(".")[0]) for name in (first, *others)]
+        if strange := [type(owner).__name__ for owner in owners if not isinstance(owner, ROUNDABLE)]:
+            tell(f"{first} stays in float: it is also the weight of an {strange[0]}")
+            continue
+        if others:
+            tell(f"{first} is also {', '.join(others)}: rounded once, for all its uses")
+        sets[first] = _level_set(overrides[fitting[0]] if fitting else bits)
+    if unused:
+        known = ", ".join(name for of in names.values() for name in of if of[0] in chosen)
+        raise BadInput(f"the pattern {min(unused)!r} fits no weight that could be rounded; there are {known}")
+    if not sets:
+        raise BadInput("there is no weight to round: exclude less, or give a network with linear layers")
+    return sets
+
+
+def _fits(pattern: str, names: Sequence[str]) -> bool:
+    """Whether a pattern fits a weight, by one of its names or by the name of its layer."""
+    return any(fnmatchcase(name, pattern) or fnmatchcase(name.rpartition(".")[0], pattern) for name in names)
+
+
+def _level_set(levels: Levels) -> LevelSet:
+    if isinstance(levels, LevelSet):
+        return levels
+    return uniform(levels) if isinstance(levels, int) else LevelSet(levels)

@@ -1,0 +1,182 @@
+"""Products with weights as they are called: what a linear layer or a convolution computes, as rows times columns.
+
+Whatever the layer, an output at a position (a token, a pixel) is a row of the weight matrix times a column of inputs,
+plus a bias. A grouped convolution has groups of rows, each with columns of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+INPUTS_PER_WEIGHT = 64  # columns to draw at least for each weight of a row, over all batches, if there are as many
+
+CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+ARGUMENTS: dict[Callable[..., Any], tuple[str, ...]] = {
+    functional.linear: ("input", "weight", "bias"),
+    **dict.fromkeys((functional.conv1d, functional.conv2d, functional.conv3d), CONVOLUTION),
+    **dict.fromkeys(
+        (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d), TRANSPOSED
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a weight tensor is a matrix (rows, n), a row for each output.
+
+    Attributes:
+        transposed: the weights of a transposed convolution, (inputs, outputs / groups, ...).
+        groups: of rows, each with columns of its own.
+    """
+
+    transposed: bool = False
+    groups: int = 1
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """A tensor of the weight's shape as (rows, n)."""
+        if not self.transposed:
+            return weight.flatten(1)
+        inputs, outputs = weight.shape[:2]
+        parts = weight.reshape(self.groups, inputs // self.groups, outputs, -1)
+        return parts.transpose(1, 2).reshape(self.groups * outputs, -1)
+
+    def tensor(self, matrix: Tensor, shape: torch.Size) -> Tensor:
+        """A matrix (rows, n) in the weight's shape."""
+        if not self.transposed:
+            return matrix.reshape(shape)
+        inputs, outputs = shape[:2]
+        parts = matrix.reshape(self.groups, outputs, inputs // self.groups, -1)
+        return parts.transpose(1, 2).reshape(shape)
+
+    def scales(self, scale: Tensor, shape: torch.Size) -> Tensor:
+        """Scales of the rows in a shape that broadcasts with the weight."""
+        if not self.transposed:
+            return scale.view(-1, *[1] * (len(shape) - 1))
+        inputs, outputs = shape[:2]
+        parts = scale.view(self.groups, 1, outputs).expand(-1, inputs // self.groups, -1)
+        return parts.reshape(inputs, outputs, *[1] * (len(shape) - 2))
+
+
+@dataclass(frozen=True)
+class Product:
+    """One call of a layer.
+
+    Attributes:
+        form: of its weight.
+        given: the call's arguments by name.
+        output: of the call.
+        first: the row of the whole weight at which the part that was called begins.
+    """
+
+    form: Form
+    given: Mapping[str, Any]
+    output: Tensor
+    first: int = 0
+
+    @classmethod
+    def of(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor) -> Product:
+        """From a call of one of the functions in ARGUMENTS."""
+        given = {**dict(zip(ARGUMENTS[func], args, strict=False)), **kwargs}
+        form = Form("output_padding" in ARGUMENTS[func], given.get("groups", 1))
+        return cls(form, given, output)
+
+    def copied(self) -> Product:
+        """With tensors of its own."""
+        given = {**self.given, "input": self.given["input"].clone()}
+        return replace(self, given=given, output=self.output.clone())
+
+    @property
+    def rows(self) -> int:
+        """Of the weight matrix."""
+        return self.output.shape[self.output.dim() - 1 - self.space]
+
+    @property
+    def space(self) -> int:
+        """Dimensions that a kernel has; 0 for a linear layer."""
+        return self.given["weight"].dim() - 2
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Of the layer."""
+        return self.given.get("bias")
+
+    def positions(self, batches: int, generator: torch.Generator) -> Tensor:
+        """The output pixels to look at, drawn at random: as many as take about as many products for second moments as
+        the layer's forward takes, and enough for INPUTS_PER_WEIGHT in so many batches."""
+        pixels = math.prod(self.output.shape[-self.space :]) if self.space else 1
+        rows, n = self.rows // self.form.groups, self.form.matrix(self.given["weight"]).shape[1]
+        images = self.output.numel() // (pixels * self.rows)
+        enough = math.ceil(INPUTS_PER_WEIGHT * n / max(1, images * batches))
+        drawn = torch.randperm(pixels, generator=generator)[: max(enough, math.ceil(pixels * rows / n))]
+        return drawn.sort().values.to(self.output.device)
+
+    def columns(self, positions: Tensor) -> Tensor:
+        """The inputs at some output pixels of every image: (groups, columns, n)."""
+        x = self.given["input"]
+        if not self.space:
+            return x.reshape(1, -1, x.shape[-1])
+        windows = self._windows(x if x.dim() > self.space + 1 else x[None])  # (b, c, ..., kernel...)
+        b, c = windows.shape[:2]
+        places = torch.unravel_index(positions, windows.shape[2 : 2 + self.space])
+        at: tuple[slice | Tensor, ...] = (slice(None), slice(None), *places)
+        chosen = windows[at].flatten(3)  # (b, c, p, k)
+        groups = self.form.groups
+        return (
+            chosen.view(b, groups, c // groups, len(positions), -1)
+            .permute(1, 0, 3, 2, 4)
+            .reshape(groups, b * len(positions), -1)
+        )
+
+    def at(self, outputs: Tensor, positions: Tensor) -> Tensor:
+        """Values of the output's shape at the same places: (columns, rows)."""
+        if not self.space:
+            return outputs.reshape(-1, self.rows)
+        outputs = outputs if outputs.dim() > self.space + 1 else outputs[None]
+        return outputs.flatten(2)[:, :, positions].transpose(1, 2).reshape(-1, self.rows)
+
+    def _windows(self, x: Tensor) -> Tensor:
+        """A view of the inputs of every output pixel: (b, c, ..., kernel...)."""
+        kernel = self.given["weight"].shape[2:]
+        stride, dilation = self._each("stride", 1), self._each("dilation", 1)
+        reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        if self.form.transposed:  # a convolution of the inputs with zeros between them, its kernel turned around
+            x = _spread(x, stride)
+            sides = [
+                (r - p, r - p + o)
+                for r, p, o in zip(reach, self._each("padding", 0), self._each("output_padding", 0), strict=True)
+            ]
+            stride = [1] * self.space
+        elif self.given.get("padding") == "same":
+            sides = [(r // 2, r - r // 2) for r in reach]
+        else:
+            padding = self.given.get("padding", 0)
+            sides = [(p, p) for p in ([0] * self.space if padding == "valid" else self._each("padding", 0))]
+        x = functional.pad(x, [side for pair in reversed(sides) for side in pair])  # negative ones cut
+        for axis in range(self.space):
+            x = x.unfold(2 + axis, reach[axis] + 1, stride[axis])[..., :: dilation[axis]]
+        return x.flip(tuple(range(-self.space, 0))) if self.form.transposed else x
+
+    def _each(self, name: str, default: int) -> list[int]:
+        """An argument for every dimension of the kernel."""
+        value = self.given.get(name, default)
+        values = [value] if isinstance(value, int) else list(value)
+        return values * self.space if len(values) == 1 else values
+
+
+def _spread(x: Tensor, stride: list[int]) -> Tensor:
+    """Images with stride - 1 zeros between neighbours."""
+    if max(stride) == 1:
+        return x
+    sizes = [(size - 1) * step + 1 for size, step in zip(x.shape[2:], stride, strict=True)]
+    out = x.new_zeros(*x.shape[:2], *sizes)
+    places = (slice(None), slice(None), *(slice(None, None, step) for step in stride))
+    out[places] = x
+    return out
