@@ -93,7 +93,7 @@ def test_groups_hold_the_parameters_of_the_first_key_that_fits_with_their_settin
         ("head.?ias", {"head.bias"}),
         (mq.weights_of(nn.Conv2d), {"conv.weight"}),
     ],
-    ids=str,
+    ids=["labelled", "norms", "weights", "everything", "pattern", "function"],
 )
 def test_keys_are_presets_patterns_and_functions(key, expected):
     model = Net()
