@@ -15,10 +15,10 @@ from mrfquant.config.settings import Check, Fraction, Whole, configurable
 from mrfquant.data import Dataset
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling import LevelSet
+from mrfquant.rounding.norm_statistics import Moments
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.replay import Forward, Replay
 from mrfquant.rounding.solvers import SOLVERS, RoundGPTQ
-from mrfquant.rounding.statistics import Moments
 from mrfquant.rounding.walk import BatchNorm, Found, Walk
 
 RANK_DAMPING = 0.1  # where there are fewer inputs than weights of a row

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
+from mrfquant.rounding.norm_statistics import Moments, NormStatistics, pairs
 from mrfquant.rounding.replay import Replay
 from mrfquant.rounding.scout import Step
-from mrfquant.rounding.statistics import Moments, NormStatistics, pairs
 from mrfquant.rounding.watch import Use, Watch
 
 BatchNorm = nn.modules.batchnorm._BatchNorm

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 import mrfquant as mq
+from mrfquant.rounding.norm_statistics import Moments, Rows
 from mrfquant.rounding.solvers import RoundGPTQ, RoundingSolver, RoundNearest
-from mrfquant.rounding.statistics import Moments, Rows
 
 
 class Spy(RoundingSolver):
