@@ -20,6 +20,7 @@ PEERS = {"jax", "pgmax", "pygms", "torchao", "entmax"}  # that `mrfquant bench -
 OPTIONAL = {
     "reports/figures.py": "reports",
     "benchmarks/picture.py": "reports",
+    "kernels/descent.py": "fast",
     "kernels/jit.py": "fast",
     "kernels/simplex.py": "fast",
 }
