@@ -92,10 +92,9 @@ def test_two_processes_equal_one_with_the_same_batches(run, config, alone, tmp_p
 
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1)])
 def test_a_checkpoint_goes_on_with_another_number_of_processes(run, config, alone, tmp_path, first, second):
-    run(first, "--gin", config(10), "--out", tmp_path / "part")
-    own = tmp_path / "part" / "config.gin"
-    own.write_text(own.read_text().replace("Trainer.iterations = 10", "Trainer.iterations = 20"))
-    (tmp_path / "part" / "summary.json").unlink()
+    run(first, "--gin", config(20), "--out", tmp_path / "part")
+    (tmp_path / "part" / "summary.json").unlink()  # as if it had been killed after iteration 10
+    (tmp_path / "part" / "checkpoints" / "step-00000020.pt").unlink()
     assert "going on from iteration 10" in run(second, "--resume", tmp_path / "part")
     assert (variables(alone) - variables(tmp_path / "part")).abs().max() < 1e-5
 

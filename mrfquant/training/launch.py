@@ -100,7 +100,8 @@ def launch(
                 folder.write_operative(read.operative())
                 folder.write_identity({**experiment.identity(), "iterations": trainer.iterations})
             _introduce(console.say, experiment, trainer, folder)
-            folder.checkpoints.config = read_text(folder.config)
+            if team.leads or resumed:  # the leader writes a new folder, and the others may be ahead of it
+                folder.checkpoints.config = read_text(folder.config)
             if resumed:
                 _restore(console.say, trainer, folder)
             listeners: list[Collector] = []
