@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mrfquant.compute import synchronise_batch_norm
+from mrfquant.compute import carry_channels_last, synchronise_batch_norm
 from mrfquant.storage.checkpoints import Checkpoints
 
 CONFIG = """
@@ -143,3 +143,21 @@ def test_synchronised_batch_norm_is_torchs(team_of_one, dtype, settings):
         ours.train(training)
         torch.testing.assert_close(ours(x), theirs(x))
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+
+
+def test_images_between_convolutions_lie_channels_last_and_weights_stay():
+    layers = [torch.nn.Conv2d(3, 6, 3), torch.nn.ReLU(), torch.nn.Conv2d(6, 8, 3), torch.nn.Conv2d(8, 2, 1, stride=2)]
+    model = torch.nn.Sequential(*layers)
+    plain = copy.deepcopy(model)
+    carry_channels_last(model)
+    seen = {}
+    model[1].register_forward_hook(lambda module, inputs, y: seen.setdefault("between", y))
+    x = torch.randn(4, 3, 8, 8)
+    expected, found = plain(x), model(x.contiguous(memory_format=torch.channels_last))  # however they come
+    torch.testing.assert_close(found, expected)
+    assert seen["between"].is_contiguous(memory_format=torch.channels_last)
+    assert model[2].weight.is_contiguous()
+    for y in (expected, found):
+        y.square().sum().backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)

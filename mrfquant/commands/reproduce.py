@@ -20,7 +20,7 @@ def parser() -> Parser:
         interrupted or run again, it goes on where it stopped, inside a run too.""",
         [
             "results --rows mnist --seeds 3 --jobs 2",
-            "results --rows cifar10 --methods PMF,BC --scale small",
+            "results --rows cifar10 --methods PMF,BC --scale medium",
             "results --rows mnist --out runs/baselines",
         ],
         "0 every cell is done, 1 some failed, 2 bad input, 130 interrupted",
@@ -29,7 +29,8 @@ def parser() -> Parser:
     p.add_argument("--rows", metavar="NAMES", help="data sets or networks, comma-separated (default: all)")
     p.add_argument("--methods", metavar="NAMES", help="columns, comma-separated (default: all)")
     p.add_argument("--seeds", metavar="N", type=int, default=1, help="runs of every cell (default: 1)")
-    p.add_argument("--scale", choices=["paper", "small"], default="paper", help="budget (default: paper)")
+    p.add_argument("--scale", choices=["paper", "medium"], default="paper", help="budget (default: paper)")
+    p.add_argument("--weights", metavar="FILE|RUN", type=Path, help="what every run starts from, as resnet20 needs it")
     p.share("--jobs", help="cells at a time; they share the cores (default: 1)")
     p.share("--device")
     p.add_argument(
@@ -50,8 +51,8 @@ def chosen(arguments: argparse.Namespace) -> list[Cell]:
     from mrfquant.config.gin_files import CONFIGS
 
     cells = TABLES[arguments.table]
-    if arguments.scale == "small":
-        cells = [c for c in cells if (CONFIGS / "small" / f"{c.config}.gin").exists()]
+    if arguments.scale == "medium":
+        cells = [c for c in cells if (CONFIGS / "medium" / f"{c.config}.gin").exists()]
     if not cells:
         raise BadInput(f"the table {arguments.table} has no cell at --scale {arguments.scale}: leave that out")
     cells = _matching(cells, arguments.rows, "--rows", lambda c: (c.dataset, c.model, f"{c.dataset}-{c.model}"))
@@ -78,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise BadInput(f"--out {arguments.out} is a file: give a folder")
     cells = chosen(arguments)
     options = {"wandb": arguments.wandb, "device": arguments.device, "data": arguments.data}
+    options["weights"] = arguments.weights
     settings = ["Trainer.compile = True"] if arguments.compile else []
     campaign = Campaign(
         cells, arguments.seeds, arguments.scale, arguments.out, arguments.jobs, options, settings, arguments.smoke
@@ -85,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     total = len(cells) * arguments.seeds
     done = sum(map(len, campaign.accuracies().values()))
     print(f"{total} runs, {done} done already", flush=True)
+    _check_weights(campaign.missing(), arguments.weights)
     failed = 0
     for outcome in campaign.run():
         done, what = done + 1, f"{outcome.cell.config} {' '.join(outcome.cell.settings)} seed {outcome.seed}"
@@ -98,6 +101,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.markdown:
         write_text(arguments.markdown, table + "\n")
     return 1 if failed else 0
+
+
+def _check_weights(cells: Sequence[Cell], weights: Path | None) -> None:
+    networks = ", ".join(dict.fromkeys(cell.model for cell in cells if cell.trained))
+    if networks and weights is None:
+        raise BadInput(f"the runs of {networks} start from trained weights: give --weights FILE")
+    if "," in networks:
+        raise BadInput(f"--weights {weights} is one network's, and {networks} are to be run: choose with --rows")
 
 
 def main(argv: list[str] | None = None) -> int:

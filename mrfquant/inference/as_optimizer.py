@@ -104,6 +104,7 @@ class AsOptimizer(torch.optim.Optimizer, ABC):
         type(self.optimizer).step(self.optimizer)
         for part in self._views:
             part.tensor.grad = None
+        self._take_settings()
 
     def learning_rate(self, block: Block) -> float:
         """That of a block's variables."""
@@ -118,9 +119,13 @@ class AsOptimizer(torch.optim.Optimizer, ABC):
     def load_settings(self, state: dict[str, Any]) -> None:
         """Load the inner optimizer's state, and take its settings over."""
         self.optimizer.load_state_dict(state)
+        self._take_settings()
+        self._guard()
+
+    def _take_settings(self) -> None:
+        """Those of the inner optimizer's groups, some of which count steps there."""
         for ours, inner in zip(self.param_groups, self.optimizer.param_groups, strict=True):
             ours.update((name, value) for name, value in inner.items() if name != "params")
-        self._guard()
 
     def _guard(self) -> None:
         self.optimizer.step = _refuse  # type: ignore[method-assign, assignment]

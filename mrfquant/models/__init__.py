@@ -1,4 +1,5 @@
-"""Networks: the paper's, with batch norm that has nothing to learn; ResNet-20 and its like; a GPT."""
+"""Networks: the paper's, with batch norm that has nothing to learn; ResNet-20 and its like; a
+network that learns fast; a GPT."""
 
 from mrfquant.models.gpt import GPT
 from mrfquant.models.lenet import LeNet5, LeNet300
@@ -6,5 +7,6 @@ from mrfquant.models.registry import NETWORKS, network
 from mrfquant.models.resnet import ResNet
 from mrfquant.models.resnet_cifar import CifarResNet
 from mrfquant.models.vgg import VGG
+from mrfquant.models.whitened import WhitenedNet
 
-__all__ = ["GPT", "NETWORKS", "VGG", "CifarResNet", "LeNet5", "LeNet300", "ResNet", "network"]
+__all__ = ["GPT", "NETWORKS", "VGG", "CifarResNet", "LeNet5", "LeNet300", "ResNet", "WhitenedNet", "network"]

@@ -35,7 +35,7 @@ class Campaign:
     """Cells x seeds, each in its folder under `out`.
 
     Args:
-        scale: 'paper' takes the configurations of gin/, 'small' those of gin/small/.
+        scale: 'paper' takes the configurations of gin/, 'medium' those of gin/medium/.
         jobs: cells at a time; they share the cores evenly.
         options: of `launch` for every run, resumed or not: device, data, wandb.
         settings: bindings for every new run that leave its results as they are.
@@ -73,6 +73,10 @@ class Campaign:
                     found.setdefault(cell, []).append(accuracy)
         return found
 
+    def missing(self) -> list[Cell]:
+        """The cells of which some run is not done yet."""
+        return [c for c in self.cells if any(self._accuracy(c, seed) is None for seed in range(self.seeds))]
+
     def run(self) -> Iterator[Outcome]:
         """Run what is not done yet; gives each outcome as it comes. Closing the iterator stops the runs, saved."""
         todo = [(c, s) for s in range(self.seeds) for c in self.cells if self._accuracy(c, s) is None]
@@ -94,7 +98,7 @@ class Campaign:
     def _run(self, cell: Cell, seed: int) -> Outcome:
         folder = self.folder(cell, seed)
         arguments = {
-            "config": f"gin/{'small/' if self.scale == 'small' else ''}{cell.config}.gin",
+            "config": f"gin/{'medium/' if self.scale == 'medium' else ''}{cell.config}.gin",
             "bindings": [*cell.settings, *self.settings],
             "seed": seed,
             "smoke": self.smoke,

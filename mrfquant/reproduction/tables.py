@@ -32,6 +32,19 @@ NO_AUXILIARY = {
 }
 TWO_BIT = {("cifar10", "resnet18"): 92.88, ("cifar10", "vgg16"): 91.27}
 GPT = {"REF": "ref", "STE ternary": "ste", "PMF ternary": "pmf", "MD ternary": "md", "PMF binary": "pmf_binary"}
+RESNET20 = {  # fine-tuned from public weights
+    "REF": "ref",
+    "STE": "ste",
+    "PQ": "pq",
+    "PGD": "pgd",
+    "PMF": "pmf",
+    "MD": "md",
+    "PARQ": "parq",
+    "STE ternary": "ste_ternary",
+    "PMF ternary": "pmf_ternary",
+    "PARQ ternary": "parq_ternary",
+}
+RESNET44 = {"STE": "ste", "PMF": "pmf"}
 RHOS = (1.01, 1.02, 1.05, 1.1, 1.2)  # the range that the paper cross-validates
 
 
@@ -41,7 +54,7 @@ class Cell:
 
     Attributes:
         config: the name of the gin file. settings: further bindings. paper: its accuracy in percent, if it has one.
-        metric: what its runs are judged by.
+        metric: what its runs are judged by. trained: whether its runs start from trained weights.
     """
 
     dataset: str
@@ -51,6 +64,7 @@ class Cell:
     settings: tuple[str, ...] = ()
     paper: float | None = None
     metric: Metric = TOP1
+    trained: bool = False
 
 
 def _cell(row: tuple[str, str], column: str, prefix: str, paper: float | None, *settings: str) -> Cell:
@@ -81,6 +95,11 @@ TABLES: dict[str, list[Cell]] = {
     "best": [_cell(("mnist", model), "best", "best", None) for model in ("lenet300", "lenet5")],
     "gpt": [
         Cell("shakespeare", "gpt", column, f"{prefix}_gpt_shakespeare", metric=LOSS) for column, prefix in GPT.items()
+    ],
+    "resnet20": [
+        Cell("cifar10", model, column, f"{prefix}_{model}_cifar10", trained=True)
+        for model, columns in (("resnet20", RESNET20), ("resnet44", RESNET44))
+        for column, prefix in columns.items()
     ],
     "two-bit": [_cell(row, "PMF 2-bit", "pmf_2bit", paper) for row, paper in TWO_BIT.items()],
     "rho": [_cell(("cifar10", "resnet18"), f"rho {rho}", "pmf", None, f"Geometric.rho = {rho}") for rho in RHOS],

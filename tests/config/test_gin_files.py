@@ -128,7 +128,7 @@ def test_configs_and_spaces_are_found_by_the_same_names_in_a_wheel(tmp_path, mon
     shutil.copytree(CONFIGS, tmp_path / "mrfquant" / "configs")
     monkeypatch.setattr(gin_files, "CONFIGS", tmp_path / "mrfquant" / "configs")
     monkeypatch.chdir(tmp_path)
-    for name in ("ref_lenet300_digits", "gin/ref_lenet300_digits.gin", "gin/small/ref_vgg16_cifar10.gin"):
+    for name in ("ref_lenet300_digits", "gin/ref_lenet300_digits.gin", "gin/medium/ref_vgg16_cifar10.gin"):
         assert Config(name).file.is_relative_to(tmp_path)
     assert gin_files.shipped(Path("gin/spaces/pmf.space")) == tmp_path / "mrfquant/configs/spaces/pmf.space"
     assert "did you mean gin/ref_lenet300_digits.gin?" in refused("gin/ref_lenet300_digts.gin")

@@ -170,6 +170,18 @@ def test_schedulers_act_on_each_group():
     assert [group["lr"] for group in solver.param_groups] == pytest.approx([0.02, 0.1, 0.1])
 
 
+def test_optimizers_may_count_in_their_groups():
+    class Counting(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            for group in self.param_groups:
+                group["steps"] = group.get("steps", 0) + 1
+
+    model, solver = make(recipe=functools.partial(Counting, lr=0.1), groups={})
+    train(model, solver, last=3)
+    assert solver.optimizer.param_groups[0]["steps"] == 3
+
+
 def test_the_proximal_step_of_a_group_has_its_rate():
     model = network()
     labelling = mq.Labelling(model, [-1, 1], which="weights", groups={"2.*": {"lr": 0.25}})
