@@ -30,7 +30,7 @@ NO_AUXILIARY = {
     ("cifar10", "vgg16"): 80.18,
     ("cifar10", "resnet18"): 87.36,
 }
-TWO_BIT = {("cifar10", "resnet18"): 92.88, ("cifar10", "vgg16"): 91.27}
+TWO_BIT = {("mnist", "lenet300"): None, ("cifar10", "resnet18"): 92.88, ("cifar10", "vgg16"): 91.27}
 GPT = {"REF": "ref", "STE ternary": "ste", "PMF ternary": "pmf", "MD ternary": "md", "PMF binary": "pmf_binary"}
 RESNET20 = {  # fine-tuned from public weights
     "REF": "ref",
@@ -102,7 +102,11 @@ TABLES: dict[str, list[Cell]] = {
         for column, prefix in columns.items()
     ],
     "two-bit": [_cell(row, "PMF 2-bit", "pmf_2bit", paper) for row, paper in TWO_BIT.items()],
-    "rho": [_cell(("cifar10", "resnet18"), f"rho {rho}", "pmf", None, f"Geometric.rho = {rho}") for rho in RHOS],
+    "rho": [
+        _cell(row, f"rho {rho}", "pmf", None, f"Geometric.rho = {rho}")
+        for row in (("mnist", "lenet300"), ("cifar10", "resnet18"))
+        for rho in RHOS
+    ],
 }
 
 

@@ -57,7 +57,7 @@ def test_every_cell_of_the_papers_tables_has_its_config():
     wanted = {f"{method}_{model}_{data}" for method in methods for model, data in CELLS}
     wanted |= {f"pmf_retuned_{model}_{data}" for model, data in CELLS if data != "mnist"}
     wanted |= {f"pmf_no_auxiliary_{model}_{data}" for model, data in CELLS if data in ("mnist", "cifar10")}
-    wanted |= {f"pmf_2bit_{model}_cifar10" for model in ("vgg16", "resnet18")}
+    wanted |= {f"pmf_2bit_{model}_cifar10" for model in ("vgg16", "resnet18")} | {"pmf_2bit_lenet300_mnist"}
     wanted |= {f"{m}_{model}_digits" for m in ("ref", "picm", "pmf") for model in ("lenet300", "lenet5")}
     assert wanted <= set(NAMES)
 
