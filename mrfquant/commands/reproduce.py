@@ -17,7 +17,8 @@ def parser() -> Parser:
     p = Parser(
         "reproduce",
         """Run the cells of the paper's tables and set the results beside the paper's. What is done is kept:
-        interrupted or run again, it goes on where it stopped, inside a run too.""",
+        interrupted or run again, it goes on where it stopped, inside a run too; started several times, on machines
+        that share the folder, the processes divide the runs.""",
         [
             "results --rows mnist --seeds 3 --jobs 2",
             "results --rows cifar10 --methods PMF,BC --scale medium",
@@ -88,16 +89,20 @@ def run(arguments: argparse.Namespace) -> int:
     done = sum(map(len, campaign.accuracies().values()))
     print(f"{total} runs, {done} done already", flush=True)
     _check_weights(campaign.missing(), arguments.weights)
-    failed = 0
+    failed = elsewhere = 0
     for outcome in campaign.run():
         done, what = done + 1, f"{outcome.cell.config} {' '.join(outcome.cell.settings)} seed {outcome.seed}"
-        failed += outcome.accuracy is None
+        elsewhere += outcome.elsewhere
+        failed += outcome.accuracy is None and not outcome.elsewhere
         text = outcome.cell.metric.text
         result = f"failed: {outcome.message}" if outcome.accuracy is None else text(outcome.accuracy)
+        result = "another process is at work on it" if outcome.elsewhere else result
         print(f"[{done}/{total}] {' '.join(what.split())}: {result}", flush=True)
     table = render(cells, campaign.accuracies())
     data = ", STAND-IN DATA" if arguments.smoke else ""
     print(f"\nTest {cells[0].metric.head}, {arguments.seeds} seed(s), {arguments.scale} scale{data}\n\n{table}")
+    if elsewhere:
+        print(f"\n{elsewhere} runs are done by other processes: repeat the command for the whole table")
     if arguments.markdown:
         write_text(arguments.markdown, table + "\n")
     return 1 if failed else 0

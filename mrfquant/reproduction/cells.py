@@ -23,12 +23,14 @@ from mrfquant.training.launch import launch
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a cell with one seed ended: its test accuracy, or the last line of what it said."""
+    """How a cell with one seed ended: its test accuracy, or the last line of what it said; or that another process,
+    on this machine or another one, is at work on it."""
 
     cell: Cell
     seed: int
     accuracy: float | None
     message: str = ""
+    elsewhere: bool = False
 
 
 class Campaign:
@@ -116,7 +118,9 @@ class Campaign:
             with self._lock:
                 self._running.discard(process)
             lines = Path(log.name).read_text(errors="replace").strip().splitlines()
-        return Outcome(cell, seed, self._accuracy(cell, seed), lines[-1] if lines else "")
+        accuracy = self._accuracy(cell, seed)
+        elsewhere = accuracy is None and RunFolder(folder).busy()
+        return Outcome(cell, seed, accuracy, lines[-1] if lines else "", elsewhere)
 
     def _accuracy(self, cell: Cell, seed: int) -> float | None:
         summary = RunFolder(self.folder(cell, seed)).summary()

@@ -32,6 +32,10 @@ LARGEST = 1e100  # of figures: beyond every float32, and means and variances of 
 PACKAGES = ("torch", "torchvision", "numpy", "gin-config", "wandb")
 
 
+class Busy(BadInput):
+    """Another process is at work on the run."""
+
+
 class RunFolder:
     """The files of one run.
 
@@ -93,10 +97,20 @@ class RunFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise BadInput(f"another process is at work on {self.path}: wait until it ends, or stop it") from None
+                raise Busy(f"another process is at work on {self.path}: wait until it ends, or stop it") from None
             clean(self.path)
             clean(self.checkpoints.folder)
             yield
+
+    def busy(self) -> bool:
+        """Whether a process is at work here."""
+        try:
+            with self.owned():
+                return False
+        except Busy:
+            return True
+        except BadInput:  # nobody can be
+            return False
 
     def identity(self) -> dict[str, Any]:
         """What is run, known from the start on; nothing for runs of before there was identity.json."""

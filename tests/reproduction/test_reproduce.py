@@ -14,6 +14,7 @@ from mrfquant import compute
 from mrfquant.commands.reproduce import main
 from mrfquant.config.gin_files import CONFIGS
 from mrfquant.reproduction import TABLES, Campaign, Cell, render
+from mrfquant.storage.run_folder import RunFolder
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper"
 
@@ -162,3 +163,17 @@ def test_cells_that_start_from_trained_weights_ask_for_them(tmp_path, capsys):
     assert "resnet20, resnet44 start from trained weights: give --weights" in capsys.readouterr().err
     assert main([*arguments, "--weights", "w.pt"]) == 2
     assert "choose with --rows" in capsys.readouterr().err
+
+
+def test_runs_that_another_process_is_at_work_on_are_left_to_it(quick_cells, tmp_path, capsys):
+    arguments = ["results", "--rows", "lenet300", "--methods", "PMF", "--out", str(tmp_path), "--smoke"]
+    assert main(arguments) == 0
+    folder = RunFolder(tmp_path / "paper-smoke" / "pmf_lenet300_mnist-seed0")
+    (folder.path / "summary.json").unlink()
+    capsys.readouterr()
+    with folder.owned():
+        assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "[1/1] pmf_lenet300_mnist seed 0: another process is at work on it" in out
+    assert "1 runs are done by other processes" in out
+    assert folder.summary() is None
