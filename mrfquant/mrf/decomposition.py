@@ -1,12 +1,76 @@
-"""Tree decompositions by the min-fill heuristic."""
+"""Tree decompositions: by the min-fill heuristic, or the best of many elimination orders."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 
 import networkx
+import numpy as np
+
+COMPILED = 4000  # variables up to which many orders are tried
+THIN = 12.0  # log2 of tables that are so small that no other order is looked for
+SECONDS = 3.0  # for trying orders, at most
+
+
+def best_tree(
+    neighbours: Mapping[int, set[int]], sizes: Sequence[float], limit: float, tries: int
+) -> tuple[networkx.Graph, float, bool]:
+    """The thinnest tree of several elimination orders: min-fill, smallest table first, and both with random ties.
+
+    Args:
+        neighbours: of each variable. sizes: what each variable adds to the size of its cliques.
+        limit: the first order may stop there; others are tried to the end.
+        tries: orders in all, at most, while there is time.
+
+    Returns:
+        The tree, its largest size, and whether that is known: else it is a lower bound of the first order's.
+    """
+    copied = {v: set(near) for v, near in neighbours.items()}
+    small = len(neighbours) <= COMPILED and tries > 1
+    tree, width = min_fill(copied, sizes, limit)
+    if width <= THIN or not small:
+        return tree, width, width <= limit
+    found, order = _try_orders(neighbours, sizes, tries - 1)
+    if found < width or width > limit:
+        return _tree_of(order, neighbours), found, True
+    return tree, width, True
+
+
+def _try_orders(neighbours: Mapping[int, set[int]], sizes: Sequence[float], tries: int) -> tuple[float, list[int]]:
+    """The least width of some orders, and one that has it."""
+    from mrfquant.kernels.elimination import eliminate
+
+    names = list(neighbours)
+    number = {v: i for i, v in enumerate(names)}
+    near = np.zeros((len(names), -(-len(names) // 64)), np.uint64)
+    for v, around in neighbours.items():
+        for a in around:
+            near[number[v], number[a] >> 6] |= np.uint64(1) << np.uint64(number[a] & 63)
+    own = np.array([sizes[v] for v in names])
+    state, best, chosen = np.array([1], np.uint64), (np.inf, np.inf), np.arange(len(names))
+    ends = time.perf_counter() + SECONDS
+    for i in range(max(2, tries)):
+        order = np.empty(len(names), np.int64)
+        found = eliminate(near.copy(), own, i % 4 != 1, state, order)
+        if found < best:
+            best, chosen = found, order
+        if time.perf_counter() > ends:
+            break
+    return best[0], [names[i] for i in chosen]
+
+
+def _tree_of(order: Sequence[int], neighbours: Mapping[int, set[int]]) -> networkx.Graph:
+    """The tree of an elimination order."""
+    near, cliques = {v: set(around) for v, around in neighbours.items()}, []
+    for v in order:
+        cliques.append((v, frozenset({v, *near[v]})))
+        _eliminate(v, near)
+    tree = networkx.Graph()
+    _join(tree, cliques)
+    return tree
 
 
 def min_fill(neighbours: Mapping[int, set[int]], sizes: Sequence[float], limit: float) -> tuple[networkx.Graph, float]:

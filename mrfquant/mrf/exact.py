@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import networkx
 import torch
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.errors import BadInput
-from mrfquant.mrf.decomposition import min_fill
+from mrfquant.mrf.decomposition import best_tree
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
 from mrfquant.mrf.solver import Solver
 
 CHUNK = 2**12  # labellings scored at once
+TABLES = 4  # of the largest size that a pass has at once
 Term = tuple[Sequence[int], Tensor]  # variables in the order of the tree, and log-potentials over them
 
 
@@ -34,6 +36,9 @@ class _Exact(Solver):
     def step(self) -> float:
         self.marginals()
         return 0.0
+
+    def bound(self) -> float:
+        return self.graph.energy(self.labels()).item()
 
 
 @configurable(supplied=["graph", "seed", "start"])
@@ -106,7 +111,7 @@ class _Clique:
 
 @configurable(supplied=["graph", "seed", "start"])
 class JunctionTree(_Exact):
-    """Passes messages between the cliques of a tree decomposition, found by the min-fill heuristic.
+    """Passes messages between the cliques of a tree decomposition, the thinnest of many elimination orders.
 
     The cliques are numbered from the root on, and all of them list their variables from the last to be met on this way
     to the first. So a table is a matrix (own, separator) without any transposition, a message has the order of its
@@ -115,24 +120,32 @@ class JunctionTree(_Exact):
     Args:
         width_limit: log2 of the entries of the largest table; a wider graph is refused. At 25 a table takes 256 MB in
             float64; the work needs a few of them, and a message for each clique is kept.
+        tries: elimination orders, of which the thinnest is taken.
 
     Attributes:
         width: log2 of the entries of the largest table here.
     """
 
     def __init__(
-        self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, width_limit: Positive = 25
+        self,
+        graph: FactorGraph,
+        seed: int = 0,
+        start: Tensor | None = None,
+        width_limit: Positive = 25,
+        tries: Count = 40,
     ) -> None:
         super().__init__(graph, seed, start)
         self._cards = graph.cardinalities.tolist()
-        tree, self.width = min_fill(graph.neighbours(), [math.log2(c) for c in self._cards], width_limit)
+        logs = [math.log2(c) for c in self._cards]
+        tree, self.width, known = best_tree(graph.neighbours(), logs, width_limit, tries)
         if self.width > width_limit:
             raise TooWide(
-                f"the junction tree needs a table of 2^{self.width:.1f} entries or more, the limit is "
-                f"2^{width_limit:g}: raise JunctionTree.width_limit if the memory allows, or use an approximate solver "
-                "such as BeliefPropagation"
+                f"the junction tree needs a table of 2^{self.width:.1f} entries{'' if known else ' or more'}, the limit "
+                f"is 2^{width_limit:g}: raise JunctionTree.width_limit if the memory allows, or use an approximate "
+                "solver such as BeliefPropagation"
             )
         self._cliques = self._rooted(tree)
+        self._check_memory()
 
     def log_z(self) -> float:
         return self._sums[0]
@@ -229,6 +242,22 @@ class JunctionTree(_Exact):
         runs = [(inside, list(run)) for inside, run in itertools.groupby(variables, set(scope).__contains__)]
         return [math.prod(self._cards[v] for v in run) for _, run in runs], [inside for inside, _ in runs]
 
+    @property
+    def entries(self) -> int:
+        """Of all tables together: the work of a pass."""
+        return sum(math.prod(self._cards[v] for v in (*k.own, *k.separator)) for k in self._cliques)
+
+    def _check_memory(self) -> None:
+        """Refuse what cannot fit: a few tables of the largest kind, and the messages of all cliques."""
+        messages = sum(math.prod(self._cards[v] for v in clique.separator) for clique in self._cliques)
+        needed = self.graph.dtype.itemsize * (TABLES * 2**self.width + messages)
+        free = _free_memory()
+        if self.graph.device.type == "cpu" and needed > free:
+            raise TooWide(
+                f"the junction tree needs about {needed / 2**30:.1f} GB (largest table 2^{self.width:.1f} entries), "
+                f"{free / 2**30:.1f} GB are free: use an approximate solver such as BeliefPropagation"
+            )
+
     def _rooted(self, tree: networkx.Graph) -> list[_Clique]:
         """The cliques from the root on, with the graph's factors; what does not depend on any goes to `_constant`."""
         root = next(iter(tree))
@@ -260,3 +289,12 @@ class JunctionTree(_Exact):
 
 def _contradiction() -> Contradiction:
     return Contradiction("the factors contradict each other: no labelling has a probability above 0")
+
+
+def _free_memory() -> float:
+    """Bytes that are not in use, where the system tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return math.inf
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), math.inf)

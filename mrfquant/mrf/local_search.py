@@ -1,29 +1,53 @@
-"""Local search over blocks of variables, each set to its exact optimum given the others."""
+"""Local search for the least energy, from several starts.
+
+A move sets a set B of variables to its exact optimum given all others,
+
+    x_B <- argmin over x_B of E(x_B, x_rest),
+
+so no move makes a labelling worse. B is a random tree, found and solved in compiled loops, or a connected block that a
+junction tree solves. Between the moves, Gumbel noise on the unary costs, falling to 0, leads out of local minima.
+"""
 
 from __future__ import annotations
 
+import itertools
 import random
+import time
+from collections.abc import Callable, Iterator
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from mrfquant.config.settings import Count, Positive, configurable
+from mrfquant.mrf.arrays import Arrays
+from mrfquant.mrf.coordinate import ICM, SequentialMeanField
+from mrfquant.mrf.dual import DualAscent
 from mrfquant.mrf.exact import JunctionTree, TooWide
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.message_passing import BeliefPropagation
 from mrfquant.mrf.solver import Solver
+from mrfquant.schedules import Geometric
+
+HEATS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of the noise, as shares of what a wrong label costs
+WORK = 10**7  # table entries that the trees of a walk look at, roughly
+SHARE = 0.15  # of the time that is left, for one start at most
 
 
 @configurable(supplied=["graph", "seed", "start"])
 class LocalSearch(Solver):
-    """ICM with blocks for variables: connected sets, drawn anew in each sweep until they cover the graph.
+    """Moves of trees and blocks; the first labellings are those of other solvers, so it is never worse than they are.
 
-    It begins where damped max-product belief propagation ends, or from the labels that `start` rounds to.
+    The starts are ICM, dual ascent, max-product belief propagation, annealed mean-field and a random labelling, or the
+    labels that `start` rounds to. Each takes an iteration; then every iteration is a walk of moves from the best, and
+    one over blocks where the walk finds nothing.
 
     Args:
         size: of the first blocks, at most; it doubles after every sweep that found nothing better.
         width_limit: a block whose junction tree is wider is cut by a quarter until it fits.
-        patience: sweeps in a row without a better labelling after which it ends.
-        warm_up: iterations of belief propagation.
+        patience: walks in a row without a better labelling after which it ends.
+        warm_up: iterations of the solvers that it starts from.
+        moves: of a walk, at most.
     """
 
     def __init__(
@@ -33,40 +57,104 @@ class LocalSearch(Solver):
         start: Tensor | None = None,
         size: Count = 50,
         width_limit: Positive = 16,
-        patience: Count = 6,
-        warm_up: Count = 100,
+        patience: Count = 10,
+        warm_up: Count = 300,
+        moves: Count = 200,
     ) -> None:
         super().__init__(graph, seed, start)
-        self.size, self.width_limit, self.patience = size, width_limit, patience
+        self.size, self.width_limit, self.patience, self.warm_up = size, width_limit, patience, warm_up
         self._soft = graph.floored()
-        self._random = random.Random(seed)
+        self._arrays = Arrays(self._soft)
+        field = self._arrays.layout
+        entries = int((field.cards[field.scope] * field.stride)[field.begin[:-1]].sum())
+        self.moves = max(5, min(moves, WORK // max(1, entries)))
+        self._seed, self._random = seed, random.Random(seed)
+        self._state = np.array([2 * seed + 1], np.uint64)
         self._neighbours = {v: sorted(near) for v, near in graph.neighbours().items()}
-        if start is None:
-            propagation = BeliefPropagation(graph, seed, mode="max", damping=0.5, noise=0.1)
-            self._labels = propagation.run(warm_up, trace=False).labels
-        else:
-            self._labels = graph.argmax(start)
+        self._labels = graph.argmax(graph.unary() if start is None else start)
         self._energy = self._soft.energy(self._labels).item()
+        self._starts = iter(self._sources() if start is None else ())
+        self._heats = itertools.cycle(HEATS)
         self._idle = 0
 
     def step(self) -> float:
+        source = next(self._starts, None)
+        if source is not None:
+            self.offer(source())
+            self._walk(0.0)
+            return 1.0
         before = self._energy
-        left = set(self._neighbours)
-        while left:
-            block = self._grow(self._random.choice(sorted(left)))
-            left -= set(self._improve(block))
-        decrease = before - self._energy
-        self._idle = 0 if decrease > 0 else self._idle + 1
-        if not decrease:
-            self.size = min(2 * self.size, len(self.graph))
-        # Other blocks may succeed where these failed, so a sweep without success is no end yet.
-        return 0.0 if self._idle >= self.patience else max(decrease, 1.0)
+        self._walk(next(self._heats))
+        if self._energy == before:
+            self._sweep()
+        self._idle = 0 if self._energy < before else self._idle + 1
+        # Other moves may succeed where these failed, so a walk without success is no end yet.
+        return 0.0 if self._idle >= self.patience else max(before - self._energy, 1.0)
 
     def marginals(self) -> Tensor:
         return self.graph.one_hot(self._labels)
 
     def labels(self) -> Tensor:
         return self._labels
+
+    def offer(self, labels: Tensor) -> None:
+        """Go on from a labelling if it is the best so far."""
+        energy = self._soft.energy(labels).item()
+        if energy < self._energy:
+            self._labels, self._energy = labels.clone(), energy
+
+    def _sources(self) -> Iterator[Callable[[], Tensor]]:
+        graph, seed = self.graph, self._seed
+        for s in range(10):
+            yield lambda s=s: self._run(ICM(graph, seed + s))
+        yield lambda: self._run(DualAscent(graph, seed))
+        yield lambda: self._run(BeliefPropagation(graph, seed, mode="max", damping=0.5))
+        yield lambda: self._run(SequentialMeanField(graph, seed, beta=Geometric(1.05, 1, 1000.0, 0.05)))
+        yield lambda: self._run(BeliefPropagation(graph, seed + 1, mode="max", damping=0.5, noise=0.1))
+        yield self._anywhere
+
+    def _run(self, solver: Solver) -> Tensor:
+        """The labels that a solver ends with, in a part of the time."""
+        left = self.deadline - time.perf_counter()
+        return solver.run(self.warm_up, seconds=max(0.0, SHARE * left)).labels
+
+    def _anywhere(self) -> Tensor:
+        draw = torch.rand(len(self.graph), generator=self.generator, device=self.graph.device)
+        return (draw * self.graph.cardinalities).long().clamp_(max=self.graph.cardinalities - 1)
+
+    def _walk(self, heat: float) -> None:
+        """Moves of trees, from the best labelling."""
+        from mrfquant.kernels import tree_moves
+
+        field, labels = self._arrays.layout, self._labels.cpu().numpy().copy()
+        best = labels.copy()
+        scale = heat * self._price() if heat else 0.0
+        began = time.perf_counter()
+        ends = min(self.deadline, began + SHARE * (self.deadline - began))
+        left = self.moves
+        while left and (left == self.moves or time.perf_counter() < ends):
+            part = max(1, self.moves // 5)
+            tree_moves.walk(
+                field, self._arrays.unary, labels, self._state, part, len(labels), scale * left / self.moves, best
+            )
+            left = max(0, left - part)
+        self.offer(self._arrays.labelling(best))
+
+    def _price(self) -> float:
+        """What a wrong label costs: the median over the variables of the mean over labels, above the least."""
+        fields = self._soft.fields(self.marginals())
+        costs = [c.planes(fields).amax(0) - c.planes(fields).mean(0) for c in self.graph.by_cardinality]
+        return torch.cat(costs).median().item()
+
+    def _sweep(self) -> None:
+        """Moves of blocks, drawn anew until they cover the graph."""
+        before = self._energy
+        left = set(self._neighbours)
+        while left and not self.out_of_time:
+            block = self._grow(self._random.choice(sorted(left)))
+            left -= set(self._improve(block))
+        if self._energy == before:
+            self.size = min(2 * self.size, len(self.graph))
 
     def _grow(self, first: int) -> list[int]:
         """Up to `size` variables around the first, neighbours in random order."""
@@ -88,13 +176,11 @@ class LocalSearch(Solver):
             graph, kept = self._soft.condition(fixed)
             try:
                 limit = self.width_limit if len(block) > 1 else 64  # the labels of one variable always fit
-                found = JunctionTree(graph, width_limit=limit).labels()
+                found = JunctionTree(graph, width_limit=limit, tries=1).labels()
                 break
             except TooWide:
                 block = block[: 3 * len(block) // 4]
         labels = self._labels.clone()
         labels[kept] = found
-        energy = self._soft.energy(labels).item()
-        if energy <= self._energy:  # rounding could make it worse
-            self._labels, self._energy = labels, energy
+        self.offer(labels)  # rounding could make it worse
         return block

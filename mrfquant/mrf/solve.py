@@ -13,12 +13,13 @@ from torch import Tensor
 
 from mrfquant.config.settings import Count, NonNegative, Positive, Seed, configurable, makes
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
+from mrfquant.mrf.pruning import possible_labels, restrict
 from mrfquant.mrf.solver import Result, Row, Solver
 
 SolverRecipe = Annotated[Callable[..., Solver], makes(Solver, "a solver of fields, as @BeliefPropagation")]
 
 
-@configurable(supplied=["graph", "evidence", "seed", "on_row"])
+@configurable(supplied=["graph", "evidence", "seed", "on_row", "trace"])
 def solve(
     graph: FactorGraph,
     solver: SolverRecipe,
@@ -29,8 +30,11 @@ def solve(
     restarts: Count = 1,
     seed: Seed = 0,
     on_row: Callable[[Row], None] = lambda row: None,
+    trace: bool = False,
 ) -> Result:
     """Run a solver on the variables that are neither observed nor without a choice, from one or several starts.
+
+    Labels that hard constraints leave no chance are taken out before, so solvers do not see them.
 
     Args:
         graph: the field.
@@ -38,44 +42,100 @@ def solve(
         evidence: labels of observed variables.
         iterations: of a run, at most.
         tolerance: a run has converged when its residual is at most this.
-        seconds: of a run, at most.
+        seconds: of a run, at most; solvers look at the clock inside their iterations, too.
         restarts: runs, with seeds `seed`, `seed` + 1, ...
         seed: of the first run.
         on_row: called with each row of a run's trace.
+        trace: keep a row of every iteration, which may cost more than the iteration itself.
 
     Returns:
         The answer for the whole graph. Of several runs it is the one with the best lower bound on log Z if the solver
         gives one, else the one with the best labelling; the labelling is the best of all runs,
-        the seconds are those of all.
+        the bound on energies the best of all, the seconds are those of all.
     """
-    observed = dict(evidence or {})
-    single = (graph.cardinalities == 1).nonzero()[:, 0].tolist()
-    reduced, kept = graph.condition({**dict.fromkeys(single, 0), **observed})
-    _check_possible(reduced, kept)
     started = time.perf_counter()
-    if len(reduced):
-        limit = math.inf if seconds is None else seconds
-        results = [solver(reduced, seed=seed + i).run(iterations, tolerance, limit, on_row) for i in range(restarts)]
-    else:
+    problem = _Reduced(graph, dict(evidence or {}))
+    reduced = problem.graph
+    results = []
+    for i in range(restarts if len(reduced) else 0):
+        begun = time.perf_counter()
+        built = solver(reduced, seed=seed + i)  # which may take a part of the time
+        left = math.inf if seconds is None else max(0.0, begun + seconds - time.perf_counter())
+        results.append(built.run(iterations, tolerance, left, on_row, trace))
+        if results[-1].optimal:
+            break
+    if not len(reduced):
+        solver(FactorGraph([2]), seed=seed)  # so that bad settings are found here, too
         results = [_nothing_left(reduced)]
     best = min(results, key=lambda r: r.energy)
     bounded = [(r, r.log_z) for r in results if r.direction == "lower bound" and r.log_z is not None]
     chosen = max(bounded, key=lambda b: b[1])[0] if bounded else best
-    labels = torch.zeros_like(graph.cardinalities)
-    for v, label in observed.items():
-        labels[v] = label
-    marginals = graph.one_hot(labels)
-    labels[kept] = best.labels
-    for c in reduced.by_cardinality:
-        marginals[graph.index(kept[c.variables])] = c.planes(chosen.marginals)
-    elapsed = time.perf_counter() - started  # solvers also work while they are built
-    return replace(chosen, labels=labels, energy=best.energy, marginals=marginals, seconds=elapsed)
+    return replace(
+        chosen,
+        labels=problem.labels(best.labels),
+        energy=best.energy,
+        marginals=problem.marginals(chosen.marginals),
+        seconds=time.perf_counter() - started,
+        bound=max(result.bound for result in results),
+    )
+
+
+class _Reduced:
+    """A graph without the variables and labels that leave no choice, and the way back from its answers.
+
+    Attributes:
+        graph: what is left.
+    """
+
+    def __init__(self, graph: FactorGraph, evidence: dict[int, int]) -> None:
+        self.whole = graph
+        single = (graph.cardinalities == 1).nonzero()[:, 0].tolist()
+        self.fixed = {**dict.fromkeys(single, 0), **evidence}
+        rest, kept = graph.condition(self.fixed)
+        _check_possible(rest, kept)
+        possible = possible_labels(rest)
+        forced = _forced(rest, possible)
+        if forced:
+            names = kept.tolist()
+            self.fixed |= {names[v]: label for v, label in forced.items()}
+            rest, kept = graph.condition(self.fixed)
+            possible = possible_labels(rest)
+        self.graph, places = restrict(rest, possible)
+        self._open = torch.empty(rest.size, dtype=torch.int64, device=graph.device)  # where in the whole graph
+        for c in rest.by_cardinality:
+            self._open[rest.index(c.variables)] = graph.index(kept[c.variables])
+        self._places = self._open[places]
+
+    def labels(self, labels: Tensor) -> Tensor:
+        """Of all variables, from those of the graph's."""
+        return self.whole.argmax(self.marginals(self.graph.one_hot(labels)))
+
+    def marginals(self, marginals: Tensor) -> Tensor:
+        """Of all variables, from those of the graph's."""
+        labels = torch.zeros_like(self.whole.cardinalities)
+        for v, label in self.fixed.items():
+            labels[v] = label
+        flat = self.whole.one_hot(labels)
+        flat[self._open] = 0
+        flat[self._places] = marginals
+        return flat
+
+
+def _forced(graph: FactorGraph, possible: Tensor) -> dict[int, int]:
+    """The variables with one possible label."""
+    forced = {}
+    for c in graph.by_cardinality:
+        planes = c.planes(possible)
+        alone = (planes.sum(0) == 1).nonzero()[:, 0]
+        for v, label in zip(c.variables[alone].tolist(), planes[:, alone].int().argmax(0).tolist(), strict=True):
+            forced[v] = label
+    return forced
 
 
 def _nothing_left(graph: FactorGraph) -> Result:
     """The answer where no variable has a choice."""
     nothing = graph.cardinalities.clone()
-    return Result(nothing, -graph.constant, graph.uniform(), graph.constant, "exact", "converged", 0, 0.0)
+    return Result(nothing, -graph.constant, graph.uniform(), graph.constant, "exact", "converged", 0, 0.0, [], -graph.constant)
 
 
 def _check_possible(graph: FactorGraph, names: Tensor) -> None:

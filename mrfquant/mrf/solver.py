@@ -14,13 +14,22 @@ from torch import Tensor
 
 from mrfquant.mrf.factor_graph import FactorGraph
 
+PROVED = 1e-9  # a gap that is rounding, as a share of the energy
+LOOKS = 1.5  # without a trace, labels are looked at in iterations that grow by this factor
+
 Direction = Literal["exact", "lower bound", "upper bound", "estimate"]
 Reason = Literal["converged", "iterations", "time"]
 
 
+def proves(bound: float, energy: float) -> bool:
+    """Whether a lower bound on all energies says that this one is the least."""
+    return math.isfinite(energy) and energy - bound <= PROVED * max(1.0, abs(energy))
+
+
 @dataclass(frozen=True)
 class Row:
-    """One iteration: what moved, the free energy -log Z as the solver sees it, the energy of its labelling."""
+    """One iteration: what moved, the free energy -log Z as the solver sees it, the energy of its labelling, the least
+    so far, and a bound below which no energy is."""
 
     iteration: int
     residual: float
@@ -28,6 +37,7 @@ class Row:
     energy: float
     best: float
     seconds: float
+    bound: float = -math.inf
 
 
 @dataclass
@@ -43,7 +53,8 @@ class Result:
         reason: why it ended.
         iterations: done.
         seconds: taken.
-        trace: a row per iteration.
+        trace: a row per iteration if asked for, else a few.
+        bound: no labelling has a lower energy; -inf if the solver knows nothing.
     """
 
     labels: Tensor
@@ -55,6 +66,17 @@ class Result:
     iterations: int
     seconds: float
     trace: list[Row] = field(default_factory=list)
+    bound: float = -math.inf
+
+    @property
+    def gap(self) -> float:
+        """How far the labelling may be from the best: inf if nothing is known."""
+        return max(0.0, self.energy - self.bound) if math.isfinite(self.energy) else math.inf
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the bound proves that no labelling has a lower energy."""
+        return proves(self.bound, self.energy)
 
 
 class Solver(ABC):
@@ -73,10 +95,14 @@ class Solver(ABC):
     def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None) -> None:
         self.graph, self.start = graph, start
         self.generator = torch.Generator(graph.device).manual_seed(seed)
+        self.deadline = math.inf
 
     @abstractmethod
     def step(self) -> float:
-        """One iteration; returns the residual, by how much the state moved: 0 at a fixed point."""
+        """One iteration; returns the residual, by how much the state moved: 0 at a fixed point.
+
+        One that may take seconds looks at `out_of_time` on its way and ends early, with a state that is worth reading.
+        """
 
     @abstractmethod
     def marginals(self) -> Tensor:
@@ -90,6 +116,15 @@ class Solver(ABC):
         """The logarithm of the partition function as far as the method knows it."""
         return None
 
+    def bound(self) -> float:
+        """An energy below which no labelling is."""
+        return -math.inf
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the time of the present run is used up."""
+        return time.perf_counter() > self.deadline
+
     @torch.no_grad()
     def run(
         self,
@@ -97,7 +132,7 @@ class Solver(ABC):
         tolerance: float = 1e-6,
         seconds: float = math.inf,
         on_row: Callable[[Row], None] = lambda row: None,
-        trace: bool = True,
+        trace: bool = False,
     ) -> Result:
         """Step until the residual is at most `tolerance`, or iterations or time are used up.
 
@@ -106,31 +141,31 @@ class Solver(ABC):
             tolerance: the residual at which it has converged.
             seconds: at most so long.
             on_row: called with each row of the trace.
-            trace: keep a row per iteration, and with it the best labelling on the way; without, only the end counts.
+            trace: keep a row per iteration, and with it the best labelling on the way; else of few iterations.
         """
         started = time.perf_counter()
+        self.deadline = started + seconds
         rows: list[Row] = []
         labels = self.labels()
         reason: Reason = "iterations"
-        best = self.graph.energy(labels).item()
-        done, residual = 0, math.inf
+        best, bound = self.graph.energy(labels).item(), self.bound()
+        done, look, residual = 0, 1, math.inf
         while done < iterations:
             residual, done = self.step(), done + 1
             elapsed = time.perf_counter() - started
             reason = "converged" if residual <= tolerance else "time" if elapsed > seconds else "iterations"
-            if trace or reason != "iterations" or done == iterations:
+            if trace or reason != "iterations" or done in (look, iterations):
+                look = math.ceil(LOOKS * look)
                 found = self.labels()
                 energy = self.graph.energy(found).item()
                 if energy < best:
-                    labels, best = found, energy
-                value = self.log_z()
-                rows.append(Row(done, residual, math.nan if value is None else -value, energy, best, elapsed))
+                    labels, best = found.clone(), energy
+                value, bound = self.log_z(), max(bound, self.bound())
+                free_energy = math.nan if value is None else -value
+                rows.append(Row(done, residual, free_energy, energy, best, elapsed, bound))
                 on_row(rows[-1])
             if reason != "iterations":
                 break
-        direction = self.direction
-        if direction == "upper bound" and reason != "converged":
-            direction = "estimate"  # such bounds hold at the fixed point only
-        return Result(
-            labels, best, self.marginals(), self.log_z(), direction, reason, done, time.perf_counter() - started, rows
-        )
+        elapsed = time.perf_counter() - started
+        marginals, log_z = self.marginals(), self.log_z()
+        return Result(labels, best, marginals, log_z, self.direction, reason, done, elapsed, rows, bound)

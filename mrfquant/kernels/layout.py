@@ -1,0 +1,78 @@
+"""How compiled loops see a factor graph: costs (negative log-potentials, inf for what is forbidden) in plain arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+try:
+    from mrfquant.kernels.jit import jit
+except ImportError:  # the same loops without numba: right, and slow
+
+    def jit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """A decorator that leaves a function as it is."""
+        return lambda function: function
+
+
+class Layout(NamedTuple):
+    """n variables and F factors of two variables or more; a *slot* is a variable of a factor, a *place* is a label of
+    a variable in a vector where the labels of a variable follow each other.
+
+    Attributes:
+        cards: (n,) labels of each variable.
+        first: (n + 1,) place of its label 0.
+        begin: (F + 1,) first slot of each factor.
+        scope: (slots,) variable of each slot.
+        factor: (slots,) factor of each slot.
+        stride: (slots,) from a label to the next in the factor's table.
+        start: (slots + 1,) where a message of this slot, one number for each label, begins in a vector of all messages.
+        table: (F,) where the factor's costs begin in `values`.
+        values: costs of all tables; factors with equal tables may share one.
+        near: (n + 1,) where the slots of each variable begin in `slots`.
+        slots: (slots,) the slots of variable 0, of variable 1, ...
+    """
+
+    cards: np.ndarray
+    first: np.ndarray
+    begin: np.ndarray
+    scope: np.ndarray
+    factor: np.ndarray
+    stride: np.ndarray
+    start: np.ndarray
+    table: np.ndarray
+    values: np.ndarray
+    near: np.ndarray
+    slots: np.ndarray
+
+
+@jit()
+def cost(field, f, labels):
+    """Of a labelling (n,) in one factor."""
+    at = field.table[f]
+    for s in range(field.begin[f], field.begin[f + 1]):
+        at += field.stride[s] * labels[field.scope[s]]
+    return field.values[at]
+
+
+@jit()
+def energy(field, unary, labels):
+    """Of a labelling (n,)."""
+    total = 0.0
+    for v in range(len(field.cards)):
+        total += unary[field.first[v] + labels[v]]
+    for f in range(len(field.table)):
+        total += cost(field, f, labels)
+    return total
+
+
+@jit()
+def draw(state, below):
+    """A random whole number from 0 to below - 1; state: (1,) uint64, not 0."""
+    x = state[0]
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    state[0] = x
+    return int((x >> np.uint64(11)) % np.uint64(below))

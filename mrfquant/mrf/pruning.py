@@ -1,0 +1,75 @@
+"""Labels that hard constraints leave no chance: found by propagation, and taken out of a graph.
+
+A label of a variable is possible for a factor if the factor allows it together with possible labels of its other
+variables. What is not possible for some factor has probability 0; to drop it may make others impossible, until nothing
+changes (generalised arc consistency).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
+from mrfquant.mrf.groups import Group
+
+
+def possible_labels(graph: FactorGraph) -> Tensor:
+    """For every label of every variable, flat, whether propagation leaves it: bool."""
+    possible = ~torch.isneginf(graph.unary())
+    constraints = [group for group in graph.couplings if group.hard]
+    if not constraints and possible.all():
+        return possible
+    allowed = [~torch.isneginf(group.tables) for group in constraints]
+    changed = True
+    while changed:
+        before = possible.sum()
+        for group, table in zip(constraints, allowed, strict=True):
+            _propagate(group, table, possible)
+        changed = bool(possible.sum() < before)
+    for c in graph.by_cardinality:
+        if not c.planes(possible).any(0).all():
+            raise Contradiction("the factors contradict each other: no labelling has a probability above 0")
+    return possible
+
+
+def restrict(graph: FactorGraph, possible: Tensor) -> tuple[FactorGraph, Tensor]:
+    """The graph of the possible labels alone, and where in a flat vector of the old graph each of its places was."""
+    if possible.all():
+        return graph, torch.arange(graph.size, device=graph.device)
+    rows = [torch.tensor(row).nonzero()[:, 0] for row in graph.per_variable(possible.double())]
+    cut = graph.cardinalities.tolist()
+    whole = torch.tensor([len(row) == c for row, c in zip(rows, cut, strict=True)], device=graph.device)
+    groups, factors = [], []
+    for group in graph.groups:
+        same = whole[group.scopes].all(1)
+        chosen = same.nonzero()[:, 0]
+        if len(chosen):
+            groups.append((group.scopes[chosen], group.tables[..., chosen]))
+        for f in (~same).nonzero()[:, 0].tolist():
+            scope, table = group.scopes[f].tolist(), group.tables[..., f]
+            for axis, v in enumerate(scope):
+                table = table.index_select(axis, rows[v].to(table.device))
+            factors.append((scope, table))
+    small = FactorGraph(
+        [len(row) for row in rows], factors, groups, graph.constant, dtype=graph.dtype, device=graph.device
+    )
+    places = torch.empty(small.size, dtype=torch.int64, device=graph.device)
+    for c in small.by_cardinality:
+        for v in c.variables.tolist():
+            one = torch.tensor([v], device=graph.device)
+            places[small.index(one)[:, 0]] = graph.index(one)[:, 0][rows[v].to(graph.device)]
+    return small, places
+
+
+def _propagate(group: Group, allowed: Tensor, possible: Tensor) -> None:
+    """Drop the labels that have no support in a group's factors."""
+    axes = range(len(group.index))
+    joint = allowed
+    for axis in axes:
+        shape = [1] * joint.dim()
+        shape[axis], shape[-1] = group.index[axis].shape
+        joint = joint & group.gather(possible, axis).view(shape)
+    for axis in axes:
+        supported = joint.sum([a for a in axes if a != axis], dtype=torch.int64) > 0
+        possible[group.index[axis][~supported]] = False
