@@ -14,7 +14,7 @@ from mrfquant.errors import BadInput
 if TYPE_CHECKING:
     from mrfquant.mrf import FactorGraph, Result
 
-DEFAULT_SOLVER = {"mar": "belief_propagation", "pr": "belief_propagation", "map": "local_search"}
+DEFAULT_SOLVER = {"mar": "belief_propagation", "pr": "belief_propagation", "map": "portfolio"}
 
 
 def parser() -> Parser:
@@ -23,11 +23,11 @@ def parser() -> Parser:
         "infer",
         """Infer marginals, the likeliest labelling or log Z of a Markov random field. A solver is a file of
         gin/mrf/, by its name there, or a gin file of your own. log10 Z is printed with what it is worth: exact,
-        a bound, or an estimate.""",
+        a bound, or an estimate; with the energy, for solvers that have one, a bound below which no labelling is.""",
         [
             "grid.uai --task mar --out grid.MAR",
             "grid.uai --task pr --solver junction_tree --reference grid.uai.PR",
-            "grid.uai --evid grid.uai.evid --task map --set 'LocalSearch.size = 80'",
+            "grid.uai --evid grid.uai.evid --task map --seconds 10",
         ],
     )
     p.add_argument("model", metavar="MODEL.uai", type=Path, help="a MARKOV or BAYES model")
@@ -41,8 +41,9 @@ def parser() -> Parser:
     p.add_argument(
         "--solver",
         metavar="NAME",
-        help="a name of gin/mrf/ or a gin file (default: belief_propagation, for map local_search)",
+        help="a name of gin/mrf/ or a gin file (default: belief_propagation, for map portfolio)",
     )
+    p.add_argument("--seconds", metavar="N", type=float, help="of a start at most (default: no limit)")
     p.share("--set")
     p.share("--import")
     p.share("--seed", help="seed of the first start (default: 0)")
@@ -56,20 +57,20 @@ def parser() -> Parser:
 def run(arguments: argparse.Namespace) -> int:
     """Read, solve, print a summary, write the result."""
     from mrfquant.compute import choose_device
-    from mrfquant.config.gin_files import CONFIGS, Config
+    from mrfquant.config.gin_files import Config
     from mrfquant.mrf import uai
 
     name = arguments.solver or DEFAULT_SOLVER[arguments.task]
-    known = sorted(file.stem for file in CONFIGS.glob("mrf/*.gin"))
-    if name not in known and not Path(name).is_file():
-        raise BadInput(f"--solver {name!r} is neither a gin file nor one of {', '.join(known)}")
+    file = solver_file("--solver", name)
     graph = uai.read_model(arguments.model)
     evidence = uai.read_evidence(arguments.evid) if arguments.evid else {}
     reference = read_reference(arguments.task, arguments.reference, graph) if arguments.reference else None
     print(f"{arguments.model.name}: {_describe(graph)}, {len(evidence)} observed", flush=True)
-    config = Config(f"mrf/{name}.gin" if name in known else name, arguments.set, arguments.imports)
+    settings = [*time_limit("--seconds", arguments.seconds), *arguments.set]
+    config = Config(file, settings, arguments.imports)
     with config.locate_errors():
-        result = _solve(on_device(graph, choose_device(arguments.device)), evidence, arguments.seed, config)
+        graph_there = on_device(graph, choose_device(arguments.device))
+        result = _solve(graph_there, evidence, arguments.seed, config, arguments.trace is not None)
     _print(Path(name).stem, result, graph)
     if reference is not None:
         print(f"reference    {_compare(arguments.task, result, reference, graph)}")
@@ -82,6 +83,25 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def solver_file(flag: str, name: str) -> str:
+    """The gin file of a solver: one of gin/mrf/ by its name there, or a file of the user's own."""
+    from mrfquant.config.gin_files import CONFIGS
+
+    known = sorted(file.stem for file in CONFIGS.glob("mrf/*.gin"))
+    if name in known:
+        return f"mrf/{name}.gin"
+    if not Path(name).is_file():
+        raise BadInput(f"{flag} {name!r} is neither a gin file nor one of {', '.join(known)}")
+    return name
+
+
+def time_limit(flag: str, seconds: float | None) -> list[str]:
+    """The setting that a time limit is."""
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise BadInput(f"{flag} {seconds}, expected a number above 0")
+    return [] if seconds is None else [f"solve.seconds = {seconds}"]
+
+
 def on_device(graph: FactorGraph, device: Any) -> FactorGraph:
     """The graph on a device, in float32 where that has no float64."""
     import torch
@@ -89,7 +109,7 @@ def on_device(graph: FactorGraph, device: Any) -> FactorGraph:
     return graph.to(torch.float32 if device.type == "mps" else None, device)
 
 
-def _solve(graph: FactorGraph, evidence: dict[int, int], seed: int, config: Any) -> Result:
+def _solve(graph: FactorGraph, evidence: dict[int, int], seed: int, config: Any, trace: bool) -> Result:
     from tqdm import tqdm
 
     from mrfquant.config.settings import configured
@@ -106,7 +126,10 @@ def _solve(graph: FactorGraph, evidence: dict[int, int], seed: int, config: Any)
             bar.update()
             bar.set_postfix(residual=f"{row.residual:.1e}", energy=f"{row.best:.6g}", refresh=False)
 
-        return configured(solve, graph=graph, evidence=evidence, seed=seed, on_row=show)
+        result = configured(solve, graph=graph, evidence=evidence, seed=seed, on_row=show, trace=trace)
+    if not checked:  # nothing was left to solve
+        config.check_all_used()
+    return result
 
 
 def _describe(graph: FactorGraph) -> str:
@@ -131,6 +154,9 @@ def _print(name: str, result: Result, graph: FactorGraph) -> None:
     if math.isfinite(result.energy):
         parts = {k: v.item() for k, v in graph.energy_split(result.labels.cpu()).items() if v}
         print("             " + ", ".join(f"{part} {value:.6f}" for part, value in parts.items()))
+    if math.isfinite(result.bound):
+        worth = "proved optimal" if result.optimal else f"gap {result.gap:.6f}"
+        print(f"bound        {result.bound:.6f} ({worth})")
 
 
 def read_reference(task: str, path: Path, graph: FactorGraph) -> Any:
@@ -166,7 +192,7 @@ def _compare(task: str, result: Result, reference: Any, graph: FactorGraph) -> s
 def _write_trace(path: Path, result: Result) -> None:
     from mrfquant.storage.files import write_text
 
-    names = ["iteration", "residual", "free_energy", "energy", "best", "seconds"]
+    names = ["iteration", "residual", "free_energy", "energy", "best", "bound", "seconds"]
     rows = [",".join(f"{getattr(row, name):.9g}" for name in names) for row in result.trace]
     write_text(path, "\n".join([",".join(names), *rows]) + "\n")
 

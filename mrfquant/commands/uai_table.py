@@ -44,7 +44,9 @@ def parser() -> Parser:
         "0 done, 1 a field or a solver on it was refused, 2 bad input, 130 interrupted",
     )
     p.add_argument("folder", metavar="DIR", type=Path, help="a folder of UAI files")
-    p.add_argument("--solvers", metavar="NAMES", help="names of gin/mrf/, comma-separated (default: all approximate)")
+    p.add_argument(
+        "--solvers", metavar="NAMES", help="names of gin/mrf/ or gin files, comma-separated (default: all approximate)"
+    )
     p.add_argument("--seconds", metavar="N", type=float, default=20.0, help="for each start of a solver (default: 20)")
     p.share("--seed", help="seed of the first start (default: 0)")
     p.share("--markdown")
@@ -53,18 +55,17 @@ def parser() -> Parser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run them all, print a line each, then the tables."""
+    from mrfquant.commands.infer import solver_file, time_limit
     from mrfquant.config.gin_files import CONFIGS
 
     models = sorted(arguments.folder.glob("*.uai"))
     if not models:
         raise BadInput(f"{arguments.folder} holds no file NAME.uai")
-    if not 0 < arguments.seconds < math.inf:
-        raise BadInput(f"--seconds {arguments.seconds}, expected a number above 0")
+    time_limit("--seconds", arguments.seconds)
     known = sorted(file.stem for file in CONFIGS.glob("mrf/*.gin"))
     names = [n.strip() for n in (arguments.solvers or ",".join(n for n in known if n not in EXACT)).split(",")]
     for name in names:
-        if name not in known:
-            raise BadInput(f"--solvers {name!r}, expected names among {', '.join(known)}")
+        solver_file("--solvers", name)
     found: dict[str, dict[str, Entry]] = {}
     lowest: dict[str, float] = {}
     refusals: list[str] = []
@@ -101,7 +102,7 @@ def _solve_with_all(
     """What each solver found, without those that refuse the field; and the energy of the reference."""
     import torch
 
-    from mrfquant.commands.infer import read_reference
+    from mrfquant.commands.infer import read_reference, solver_file, time_limit
     from mrfquant.config.gin_files import Config
     from mrfquant.config.settings import configured
     from mrfquant.mrf import solve, uai
@@ -118,7 +119,7 @@ def _solve_with_all(
     entries = {}
     for name in names:
         try:
-            with Config(f"mrf/{name}.gin", [f"solve.seconds = {seconds}"]).locate_errors():
+            with Config(solver_file("--solvers", name), time_limit("--seconds", seconds)).locate_errors():
                 result = configured(solve, graph=graph, evidence=evidence, seed=seed)
         except BadInput as error:
             refuse(f"{model.stem}, {name}", error)
@@ -146,7 +147,7 @@ def _gap(entry: Entry, lowest: float) -> str:
 
 
 def _table(found: dict[str, dict[str, Entry]], names: list[str], text: Callable[[str, Entry], str]) -> str:
-    rows = [["", *(name.replace("_", " ") for name in names)]]
+    rows = [["", *(Path(name).stem.replace("_", " ") for name in names)]]
     for model, entries in found.items():
         rows.append([model, *(text(model, entries[n]) if n in entries else "refused" for n in names)])
     return markdown(rows)

@@ -21,6 +21,7 @@ from mrfquant.mrf.dual import DualAscent
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
 from mrfquant.mrf.solver import PROVED, Solver
 
+TURNS = 10  # of a search for any labelling that is allowed
 GROWTH = 1.5  # of the budget from one step to the next
 STALLED = 1e-3  # a sweep that raises the bound by a smaller share of the gap is the last before the search
 
@@ -42,7 +43,7 @@ class BranchAndBound(Solver):
         graph: FactorGraph,
         seed: int = 0,
         start: Tensor | None = None,
-        budget: Count = 2**22,
+        budget: Count = 2**20,
         sweeps: Count = 100,
     ) -> None:
         super().__init__(graph, seed, start)
@@ -51,7 +52,8 @@ class BranchAndBound(Solver):
         self.complete = False
         self._weight = np.ones(len(graph))
         self._liked: np.ndarray | None = None
-        self._rate = math.inf  # entries per second
+        self.work = 0  # table entries that searches looked at
+        self._rate = math.inf  # of them per second
 
     def step(self) -> float:
         if self.sweeps:
@@ -82,7 +84,7 @@ class BranchAndBound(Solver):
         """A sweep; the last one if it gained little."""
         self.dual.deadline = self.deadline
         gain, gap = self.dual.step(), self.dual.energy - self.dual.bound()
-        self.sweeps = self.sweeps - 1 if gain > STALLED * gap or self.dual.energy == math.inf else 0
+        self.sweeps = self.sweeps - 1 if gain > STALLED * gap else 0
 
     def _search(self) -> None:
         from mrfquant.kernels import branch
@@ -99,6 +101,7 @@ class BranchAndBound(Solver):
         self.complete, found, done = branch.search(
             field, dual.arrays.unary, unary, lam, total, limit, margin, budget, self._weight, self._liked, labels
         )
+        self.work += done
         self._rate = done / max(1e-9, time.perf_counter() - began)
         self.budget = int(GROWTH * self.budget)
         if found < limit:
@@ -106,3 +109,13 @@ class BranchAndBound(Solver):
         elif self.complete and not math.isfinite(limit):
             raise Contradiction("the factors contradict each other: no labelling has a probability above 0")
         dual.adopt(unary, lam, total.item())
+
+
+def feasible(graph: FactorGraph, seed: int = 0) -> Tensor | None:
+    """A labelling that hard constraints allow, None if a short search finds none."""
+    solver = BranchAndBound(graph, seed, sweeps=3)
+    for _ in range(TURNS):
+        if math.isfinite(solver.dual.energy):
+            return solver.labels()
+        solver.step()
+    return solver.labels() if math.isfinite(solver.dual.energy) else None

@@ -5,13 +5,15 @@ Variables of one colour share no factor, so updating them together is the same a
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
-from mrfquant.config.settings import configurable
+from mrfquant.config.settings import Whole, configurable
+from mrfquant.mrf.branch_and_bound import feasible
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import Group, field
 from mrfquant.mrf.solver import Solver
@@ -21,9 +23,11 @@ from mrfquant.schedules import Constant, Schedule
 class CoordinateDescent(Solver):
     """Sweeps over the colours; a subclass says how a variable answers to its field."""
 
-    def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None) -> None:
+    def __init__(
+        self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, soft: FactorGraph | None = None
+    ) -> None:
         super().__init__(graph, seed, start)
-        self._soft = graph.floored()
+        self._soft = soft or graph.floored()
         self._unary = self._soft.unary()
         self._sweep = [self._plan(chosen) for chosen in _colours(graph, self.generator)]
         self._u = self._initial() if start is None else start.clone()
@@ -32,6 +36,8 @@ class CoordinateDescent(Solver):
     def step(self) -> float:
         residual = self._u.new_zeros(())
         for parts, places in self._sweep:
+            if self.out_of_time and residual:
+                return math.inf  # the rest of the sweep is not known
             for index in places:
                 self._fields[index] = self._unary[index]
             for group, axis in parts:
@@ -72,6 +78,9 @@ class CoordinateDescent(Solver):
 class SequentialMeanField(CoordinateDescent):
     """Mean-field by coordinate ascent: -log Z <= free energy, which no sweep at beta = 1 increases.
 
+    With hard constraints it begins at a labelling that they allow, if one is found: from there on u never allows what
+    is forbidden, and the bound is finite.
+
     Args:
         beta: the inverse temperature; growing, it anneals towards a labelling. The bound holds for any u.
     """
@@ -83,7 +92,8 @@ class SequentialMeanField(CoordinateDescent):
     ) -> None:
         self.schedule = beta or Constant(1.0)
         self.iteration = 0
-        super().__init__(graph, seed, start)
+        allowed, start = _allowed(graph, seed, start)
+        super().__init__(graph, seed, start, graph if allowed else None)
 
     def step(self) -> float:
         self._beta = self.schedule(self.iteration, None)
@@ -104,6 +114,46 @@ class SequentialMeanField(CoordinateDescent):
 
 
 @configurable(supplied=["graph", "seed", "start"])
+class Gibbs(CoordinateDescent):
+    """Gibbs sampling: each variable draws a label from p(x_i | the others) = softmax of its fields.
+
+    The marginals are the shares of the sweeps so far in which a variable had a label. With hard constraints the chain
+    begins at a labelling that they allow, and may not reach all others.
+
+    Args:
+        burn_in: sweeps that do not count.
+    """
+
+    def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, burn_in: Whole = 10) -> None:
+        allowed, begin = _allowed(graph, seed, start)
+        begin = None if begin is None else graph.one_hot(graph.argmax(begin))
+        super().__init__(graph, seed, begin, graph if allowed else None)
+        self.burn_in = burn_in
+        self._sum, self._sweeps = self._u.clone(), 0
+
+    def step(self) -> float:
+        super().step()
+        before, self._sweeps = self.marginals(), self._sweeps + 1
+        if self._sweeps > self.burn_in + 1:
+            self._sum += self._u
+        else:
+            self._sum = self._u.clone()
+        return max((self.marginals() - before).abs().max().item(), 1 / self._sweeps)  # one sweep may change nothing
+
+    def answer(self, fields: Tensor, u: Tensor) -> Tensor:
+        draw = torch.rand(fields.shape, generator=self.generator, dtype=fields.dtype, device=fields.device)
+        chosen = (fields - (-draw.log()).log()).argmax(0, keepdim=True)  # Gumbel's noise draws from the softmax
+        return torch.zeros_like(u).scatter_(0, chosen, 1)
+
+    def marginals(self) -> Tensor:
+        return self._sum / max(1, self._sweeps - self.burn_in)
+
+    def labels(self) -> Tensor:
+        """The present sample."""
+        return self.graph.argmax(self._u)
+
+
+@configurable(supplied=["graph", "seed", "start"])
 class ICM(CoordinateDescent):
     """Iterated conditional modes: each variable takes its best label given the others, until none wants to move."""
 
@@ -114,6 +164,16 @@ class ICM(CoordinateDescent):
         content = (fields * u).sum(0) >= fields.amax(0)  # ties leave a variable where it is
         best = torch.zeros_like(u).scatter_(0, fields.argmax(0, keepdim=True), 1)
         return torch.where(content, u, best)
+
+
+def _allowed(graph: FactorGraph, seed: int, start: Tensor | None) -> tuple[bool, Tensor | None]:
+    """Whether there is a start that allows nothing forbidden, and the start: a labelling if there are constraints."""
+    if not any(group.hard for group in graph.groups):
+        return True, start
+    if start is not None:
+        return graph.factorised_bound(start) > -math.inf, start
+    labels = feasible(graph, seed)
+    return (False, None) if labels is None else (True, graph.one_hot(labels))
 
 
 def _colours(graph: FactorGraph, generator: torch.Generator) -> list[Tensor]:

@@ -31,7 +31,7 @@ def best_tree(
     copied = {v: set(near) for v, near in neighbours.items()}
     small = len(neighbours) <= COMPILED and tries > 1
     tree, width = min_fill(copied, sizes, limit)
-    if width <= THIN or not small:
+    if width <= min(THIN, limit) or not small:
         return tree, width, width <= limit
     found, order = _try_orders(neighbours, sizes, tries - 1)
     if found < width or width > limit:

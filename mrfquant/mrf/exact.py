@@ -99,7 +99,7 @@ class _Clique:
 
     Attributes:
         own: its variables that are not in its parent. separator: those that are. parent: its number, None for the
-            root. children: their numbers. factors: those of the graph that are counted here.
+            root. children: their numbers. factors: those of the graph that are counted here. numbers: theirs there.
     """
 
     own: list[int]
@@ -107,6 +107,7 @@ class _Clique:
     parent: int | None
     children: list[int]
     factors: list[Term]
+    numbers: list[int]
 
 
 @configurable(supplied=["graph", "seed", "start"])
@@ -139,10 +140,10 @@ class JunctionTree(_Exact):
         logs = [math.log2(c) for c in self._cards]
         tree, self.width, known = best_tree(graph.neighbours(), logs, width_limit, tries)
         if self.width > width_limit:
+            size = f"2^{self.width:.1f} entries" + ("" if known else " or more")
             raise TooWide(
-                f"the junction tree needs a table of 2^{self.width:.1f} entries{'' if known else ' or more'}, the limit "
-                f"is 2^{width_limit:g}: raise JunctionTree.width_limit if the memory allows, or use an approximate "
-                "solver such as BeliefPropagation"
+                f"the junction tree needs a table of {size}, the limit is 2^{width_limit:g}: raise "
+                "JunctionTree.width_limit if the memory allows, or use an approximate solver such as BeliefPropagation"
             )
         self._cliques = self._rooted(tree)
         self._check_memory()
@@ -156,23 +157,67 @@ class JunctionTree(_Exact):
     def labels(self) -> Tensor:
         return self._best
 
+    def factor_marginals(self) -> list[Tensor]:
+        found = [torch.ones_like(group.tables) for group in self.graph.groups]
+        at = [(g, f) for g, group in enumerate(self.graph.groups) for f in range(len(group))]
+
+        def read(clique: _Clique, table: Tensor) -> None:
+            for number, (scope, _) in zip(clique.numbers, clique.factors, strict=True):
+                g, f = at[number]
+                kept = sorted(scope, key=[*clique.own, *clique.separator].index)
+                own = self._sum_onto(table, [*clique.own, *clique.separator], kept).view([self._cards[v] for v in kept])
+                listed = [v for v in self.graph.groups[g].scopes[f].tolist() if v in kept]
+                shape = self.graph.groups[g].shape
+                found[g][..., f] = own.permute([kept.index(v) for v in listed]).reshape(shape)
+
+        self._distribute(read)
+        return found
+
+    @torch.no_grad()
+    def sample(self, count: int, seed: int = 0) -> Tensor:
+        """Independent labellings from the field's distribution: int64 (count, n)."""
+        random = torch.Generator(self.graph.device).manual_seed(seed)
+        labels = torch.zeros(count, len(self.graph), dtype=torch.int64, device=self.graph.device)
+        inboxes, _ = self._collect(lambda table: table.logsumexp(0))
+        for clique, inbox in zip(self._cliques, inboxes, strict=True):
+            column = torch.zeros_like(labels[:, 0])
+            for v in clique.separator:
+                column = column * self._cards[v] + labels[:, v]
+            given, which = column.unique(return_inverse=True)
+            shares = self._table(clique, inbox)[:, given].softmax(0)
+            draw = torch.rand(count, generator=random, dtype=shares.dtype, device=shares.device)
+            row = (shares.cumsum(0).t()[which] < draw[:, None]).sum(1).clamp_(max=len(shares) - 1)
+            for v in reversed(clique.own):
+                labels[:, v] = row % self._cards[v]
+                row = row // self._cards[v]
+        return labels
+
     @cached_property
     def _sums(self) -> tuple[float, Tensor]:
-        """Log Z and the marginals: p(clique) = p(own | separator) p(separator), from the root on."""
-        inboxes, log_z = self._collect(lambda table: table.logsumexp(0))
+        """Log Z and the marginals."""
         rows = [[1.0]] * len(self.graph)
+
+        def read(clique: _Clique, table: Tensor) -> None:
+            own, before = table.sum(1), 1
+            for v in clique.own:
+                rows[v] = own.view(before, self._cards[v], -1).sum((0, 2)).tolist()
+                before *= self._cards[v]
+
+        log_z = self._distribute(read)
+        return log_z, self.graph.flat(rows)
+
+    def _distribute(self, read: Callable[[_Clique, Tensor], None]) -> float:
+        """Show p(clique) = p(own | separator) p(separator) of each clique from the root on; gives log Z."""
+        inboxes, log_z = self._collect(lambda table: table.logsumexp(0))
         shares = {0: torch.ones(1, dtype=self.graph.dtype, device=self.graph.device)}
         for k, clique in enumerate(self._cliques):
             table = self._table(clique, inboxes[k]).softmax(0).nan_to_num_(0)  # nan: a separator that is forbidden
             table *= shares.pop(k)
             inboxes[k] = []  # not needed again, as the share: they may be large
-            own, before = table.sum(1), 1
-            for v in clique.own:
-                rows[v] = own.view(before, self._cards[v], -1).sum((0, 2)).tolist()
-                before *= self._cards[v]
+            read(clique, table)
             for child in clique.children:
                 shares[child] = self._sum_onto(table, [*clique.own, *clique.separator], self._cliques[child].separator)
-        return log_z, self.graph.flat(rows)
+        return log_z
 
     @cached_property
     def _best(self) -> Tensor:
@@ -273,15 +318,16 @@ class JunctionTree(_Exact):
             home |= dict.fromkeys(own, len(cliques))
             if parent is not None:
                 cliques[number[parent]].children.append(len(cliques))
-            cliques.append(_Clique(own[::-1], separator, None if parent is None else number[parent], [], []))
+            cliques.append(_Clique(own[::-1], separator, None if parent is None else number[parent], [], [], []))
         self._constant = self.graph.constant
-        for scope, table in self.graph.factors():
+        for f, (scope, table) in enumerate(self.graph.factors()):
             table, scope = table.squeeze(), [v for v in scope if v in met]
             when = [met[v] for v in scope]
             order = sorted(range(len(scope)), key=when.__getitem__, reverse=True)
             if scope:
                 first = scope[order[0]]
                 cliques[home[first]].factors.append(([scope[a] for a in order], table.permute(order)))
+                cliques[home[first]].numbers.append(f)
             else:
                 self._constant += table.item()
         return cliques

@@ -10,7 +10,6 @@ junction tree solves. Between the moves, Gumbel noise on the unary costs, fallin
 
 from __future__ import annotations
 
-import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -39,13 +38,13 @@ class LocalSearch(Solver):
     """Moves of trees and blocks; the first labellings are those of other solvers, so it is never worse than they are.
 
     The starts are ICM, dual ascent, max-product belief propagation, annealed mean-field and a random labelling, or the
-    labels that `start` rounds to. Each takes an iteration; then every iteration is a walk of moves from the best, and
-    one over blocks where the walk finds nothing.
+    labels that `start` rounds to. Each takes an iteration; then every iteration walks from the best, with little and
+    with much noise, and goes over blocks where the walks find nothing.
 
     Args:
         size: of the first blocks, at most; it doubles after every sweep that found nothing better.
         width_limit: a block whose junction tree is wider is cut by a quarter until it fits.
-        patience: walks in a row without a better labelling after which it ends.
+        patience: iterations in a row without a better labelling after which it ends.
         warm_up: iterations of the solvers that it starts from.
         moves: of a walk, at most.
     """
@@ -59,7 +58,7 @@ class LocalSearch(Solver):
         width_limit: Positive = 16,
         patience: Count = 10,
         warm_up: Count = 300,
-        moves: Count = 200,
+        moves: Count = 1000,
     ) -> None:
         super().__init__(graph, seed, start)
         self.size, self.width_limit, self.patience, self.warm_up = size, width_limit, patience, warm_up
@@ -74,8 +73,9 @@ class LocalSearch(Solver):
         self._labels = graph.argmax(graph.unary() if start is None else start)
         self._energy = self._soft.energy(self._labels).item()
         self._starts = iter(self._sources() if start is None else ())
-        self._heats = itertools.cycle(HEATS)
         self._idle = 0
+        self.work = 0  # table entries that walks looked at, roughly
+        self._entries = entries
 
     def step(self) -> float:
         source = next(self._starts, None)
@@ -84,11 +84,13 @@ class LocalSearch(Solver):
             self._walk(0.0)
             return 1.0
         before = self._energy
-        self._walk(next(self._heats))
+        for heat in HEATS:
+            if not self.out_of_time:
+                self._walk(heat)
         if self._energy == before:
             self._sweep()
         self._idle = 0 if self._energy < before else self._idle + 1
-        # Other moves may succeed where these failed, so a walk without success is no end yet.
+        # Other moves may succeed where these failed, so an iteration without success is no end yet.
         return 0.0 if self._idle >= self.patience else max(before - self._energy, 1.0)
 
     def marginals(self) -> Tensor:
@@ -138,6 +140,7 @@ class LocalSearch(Solver):
                 field, self._arrays.unary, labels, self._state, part, len(labels), scale * left / self.moves, best
             )
             left = max(0, left - part)
+            self.work += part * self._entries
         self.offer(self._arrays.labelling(best))
 
     def _price(self) -> float:

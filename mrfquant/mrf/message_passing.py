@@ -1,32 +1,34 @@
-"""Loopy belief propagation and its tree-reweighted form: one update, two choices of counting numbers.
+"""Loopy belief propagation and its convex form: one update, two choices of counting numbers.
 
-Both maximise   sum_a <θ_a, μ_a> + c_a H(μ_a)  +  sum_i <θ_i, μ_i> + (1 - sum_{a ∋ i} rho_ai) H(μ_i)
+Both maximise   sum_a <θ_a, μ_a> + w_a H(μ_a)  +  sum_i <θ_i, μ_i> + (1 - sum_{a ∋ i} w_a) H(μ_i)
 
 over locally consistent marginals of the factors a and the variables i. With messages m_ai from factors to variables,
 
-    log μ_i = θ_i + sum_a rho_ai m_ai,    log μ_a = (θ_a + sum_i rho_ai (log μ_i - m_ai)) / c_a,
+    log μ_i = θ_i + sum_a w_a m_ai,    log μ_a = θ_a / w_a + sum_i (log μ_i - m_ai),
 
-up to constants. Bethe: c = rho = 1. Tree-reweighted: rho are the shares of spanning trees in which an edge appears.
+up to constants. Bethe: w = 1. Tree-reweighted: each variable has weight 1 for the factors in which it is not the last.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
 from typing import Annotated, ClassVar, Literal
 
-import numpy as np
 import torch
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor
 
-from mrfquant.config.settings import Check, Count, Damping, NonNegative, configurable
+from mrfquant.config.settings import Check, Damping, NonNegative, configurable
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import Group
+from mrfquant.mrf.pruning import possible_labels
 from mrfquant.mrf.solver import Direction, Solver
 
-# A message is 0 at its largest and never below this: what is forbidden stays at probability 0 (exp underflows), and no
-# difference of two infinities arises. So log-potentials that differ by more count as forbidden, too.
-FLOOR = {torch.float64: -1e4, torch.float32: -1e3}
+# Messages are 0 at their largest. Those of labels that constraints rule out may fall for ever: below this, a change is
+# none that a marginal shows.
+FAR = -50.0
+ROUNDING = 1e-9  # a weight that is 0
+SMALLEST = 1e-300  # a probability that a warm start takes over
 
 Share = Annotated[float, Check(lambda v: 0 < v <= 1, "a number above 0 and up to 1")]
 
@@ -34,6 +36,9 @@ Share = Annotated[float, Check(lambda v: 0 < v <= 1, "a number above 0 and up to
 @configurable(supplied=["graph", "seed", "start"])
 class BeliefPropagation(Solver):
     """Loopy belief propagation; exact on trees.
+
+    Labels that hard constraints make impossible are found first and have probability 0 exactly; between the others all
+    messages are finite.
 
     Args:
         mode: 'sum' for marginals and the Bethe estimate of log Z, 'max' for the likeliest labelling.
@@ -59,22 +64,33 @@ class BeliefPropagation(Solver):
     ) -> None:
         super().__init__(graph, seed, start)
         self.mode, self.damping, self.schedule, self.share = mode, damping, schedule, share
-        self._floor = FLOOR.get(graph.dtype, -1e3)
-        self._unary = graph.unary()
-        for c in graph.by_cardinality:
-            planes = c.planes(self._unary)
-            planes.clamp_(min=planes.amax(0) + self._floor)
         self._groups = graph.couplings
-        self._set_counting_numbers()
-        self._messages = [[self._draw(index, noise) for index in group.index] for group in self._groups]
-        self._beliefs = self._unary if start is None else start.log().clamp(min=self._floor)
+        self._hard = any(group.hard for group in graph.groups)
+        possible = possible_labels(graph)
+        self._unary = graph.unary().masked_fill(~possible, -math.inf)
+        everything = bool(possible.all())
+        self._out = [
+            [None if everything else ~group.gather(possible, axis) for axis in range(len(group.index))]
+            for group in self._groups
+        ]
+        self._set_weights()
+        self._messages = [
+            [_without(self._draw(index, noise), out, 0.0) for index, out in zip(group.index, outs, strict=True)]
+            for group, outs in zip(self._groups, self._out, strict=True)
+        ]
         if start is None:
             self._beliefs = self._sum_messages()
+        else:
+            self._beliefs = start.clamp(min=SMALLEST).log().masked_fill(~possible, -math.inf)
 
     def step(self) -> float:
-        updates = [self._updates(g) for g in range(len(self._groups))]
+        updates = []
+        for g in range(len(self._groups)):
+            if self.out_of_time and g:
+                return math.inf
+            updates.append(self._updates(g))
         residuals = [
-            [(new - old).abs().amax(0) for new, old in zip(updates[g], self._messages[g], strict=True)]
+            [self._change(new, old) for new, old in zip(updates[g], self._messages[g], strict=True)]
             for g in range(len(self._groups))
         ]
         largest = max((r.max().item() for rs in residuals for r in rs if len(r)), default=0.0)
@@ -96,58 +112,70 @@ class BeliefPropagation(Solver):
     def log_z(self) -> float | None:
         if self.mode == "max":
             return None
+        return self._bethe()
+
+    def factor_marginals(self) -> list[Tensor]:
+        couplings = iter(
+            self._joint(g, group.tables, self._incoming(g)).flatten(0, -2).softmax(0).view(group.tables.shape)
+            for g, group in enumerate(self._groups)
+        )
         u = self.marginals()
-        counts = torch.ones_like(u)  # 1 - sum of rho, for every (variable, label)
-        total = (u * self._unary).sum() + self.graph.constant
+        return [group.gather(u, 0) if len(group.index) == 1 else next(couplings) for group in self.graph.groups]
+
+    def _bethe(self) -> float:
+        """The value at the present messages of what belief propagation maximises."""
+        u = self.marginals()
+        counts = torch.ones_like(u)  # 1 - sum of w, for every (variable, label)
+        total = _mean(u, self._unary) + self.graph.constant
         for g, group in enumerate(self._groups):
-            c, incoming = self._c[g], self._incoming(g)
-            joint, weight = group.tables / c, u.new_zeros(())
+            incoming = self._incoming(g)
+            joint = self._joint(g, group.tables, incoming).flatten(0, -2)
+            weight = self._joint(g, torch.zeros_like(group.tables), incoming).flatten(0, -2)
             for axis, message in enumerate(incoming):
-                weight = weight + _along(message, axis, joint.dim())
-                group.scatter(counts, axis, -torch.broadcast_to(self._rho[g][axis], message.shape))
-            joint = (joint + weight).flatten(0, -2)
+                group.scatter(counts, axis, -torch.broadcast_to(self._w[g], message.shape))
             top = joint.logsumexp(0)
-            total = total + (c * (top - ((joint - top).exp() * weight.flatten(0, -2)).sum(0))).sum()
+            total = total + (self._w[g] * (top - _mean((joint - top).exp(), weight, 0))).sum()
         return (total + (counts * torch.special.entr(u)).sum()).item()
 
-    def _set_counting_numbers(self) -> None:
+    def _set_weights(self) -> None:
         one = self._unary.new_ones(())
-        self._c: list[Tensor] = [one for _ in self._groups]  # c_a: a number, or (F,)
-        self._rho: list[list[Tensor]] = [[one for _ in group.index] for group in self._groups]
+        self._w: list[Tensor] = [one for _ in self._groups]  # w_a: a number, or (F,)
 
     def _sum_messages(self) -> Tensor:
         beliefs = self._unary.clone()
-        for group, messages, rhos in zip(self._groups, self._messages, self._rho, strict=True):
-            for axis, (message, rho) in enumerate(zip(messages, rhos, strict=True)):
-                group.scatter(beliefs, axis, message if rho.dim() == 0 else rho * message)
+        for group, messages, w in zip(self._groups, self._messages, self._w, strict=True):
+            for axis, message in enumerate(messages):
+                group.scatter(beliefs, axis, message if w.dim() == 0 else w * message)
         return beliefs
 
     def _incoming(self, g: int) -> list[Tensor]:
         """What the variables of each axis tell the factors, each (c_axis, F)."""
         group = self._groups[g]
-        found = []
-        for axis, message in enumerate(self._messages[g]):
-            cavity = group.gather(self._beliefs, axis).sub_(message)
-            share = self._rho[g][axis] / self._c[g]
-            found.append(cavity if share.dim() == 0 else cavity.mul_(share))
-        return found
+        return [group.gather(self._beliefs, axis).sub_(message) for axis, message in enumerate(self._messages[g])]
+
+    def _joint(self, g: int, tables: Tensor, incoming: list[Tensor], axes: list[int] | None = None) -> Tensor:
+        """log μ_a, of the messages of some axes."""
+        joint = tables if self._w[g].dim() == 0 else tables / self._w[g]
+        for axis in range(len(incoming)) if axes is None else axes:
+            joint = joint + _along(incoming[axis], axis, tables.dim())
+        return joint
 
     def _updates(self, g: int) -> list[Tensor]:
         group, incoming = self._groups[g], self._incoming(g)
-        tables = group.tables if self._c[g].dim() == 0 else group.tables / self._c[g]
         updates = []
-        for axis in range(len(incoming)):
+        for axis, out in enumerate(self._out[g]):
             others = [a for a in range(len(incoming)) if a != axis]
-            joint = tables
-            for other in others:
-                joint = joint + _along(incoming[other], other, tables.dim())
+            joint = self._joint(g, group.tables, incoming, others)
             new = joint.logsumexp(others) if self.mode == "sum" else joint.amax(others)
-            share = self._rho[g][axis] / self._c[g]
-            if share.dim():  # μ_a has to have the marginal μ_i: new + share (b - m) = b
-                belief = group.gather(self._beliefs, axis)
-                new = belief - (belief - new) / share
-            updates.append(new.sub_(new.amax(0)).clamp_(min=self._floor))
+            new = _without(new, out, -math.inf)
+            updates.append(_without(new.sub_(new.amax(0)), out, 0.0))
         return updates
+
+    def _change(self, new: Tensor, old: Tensor) -> Tensor:
+        """How far each message moved: (F,)."""
+        if self._hard:
+            new, old = new.clamp(min=FAR), old.clamp(min=FAR)
+        return (new - old).abs().amax(0)
 
     def _threshold(self, residuals: list[list[Tensor]]) -> float:
         if not residuals:
@@ -163,12 +191,16 @@ class BeliefPropagation(Solver):
 
 @configurable(supplied=["graph", "seed", "start"])
 class TreeReweighted(BeliefPropagation):
-    """Tree-reweighted belief propagation (Wainwright et al., 2005): at its fixed point an upper bound on log Z.
+    """Tree-reweighted belief propagation (after Wainwright et al., 2005): an upper bound on log Z at any messages.
 
-    A factor of more than two variables counts as a node that is linked to each of them.
+    The variables are put in an order. Every factor has a weight w_a such that no variable i has more than 1 in all
+    factors in which it is not the last; what is left of the 1 is w_i. A chain of conditional entropies then says that
+    the entropy counted here is at least the true one. And with U_i the terms of the score that remain for a variable
+    when each factor is written as a product of conditional distributions, the first given the later ones,
 
-    Args:
-        trees: how many spanning trees the shares are counted over, at least; more are drawn until every edge was used.
+        log Z  <=  sum_i w_i log sum_{x_i} exp(U_i / w_i)
+
+    by Hölder's inequality, whatever the messages are; at the fixed point it is what the messages maximise.
     """
 
     direction = "upper bound"
@@ -179,24 +211,80 @@ class TreeReweighted(BeliefPropagation):
         seed: int = 0,
         start: Tensor | None = None,
         damping: Damping = 0.5,
-        trees: Count = 50,
         noise: NonNegative = 1e-3,
     ) -> None:
-        self.trees, self._seed = trees, seed
         super().__init__(graph.merged(), seed, start, "sum", damping, noise=noise)
+        self._best = math.inf
 
-    def _set_counting_numbers(self) -> None:
-        links, nodes = _links(self.graph, self._groups)
-        shares = iter(np.split(_appearance(links, nodes, self.trees, self._seed), np.cumsum([len(x) for x in links])))
-        self._c, self._rho = [], []
-        for group in self._groups:
-            if len(group.index) == 2:
-                rho = self._unary.new_tensor(next(shares))
-                self._c.append(rho)
-                self._rho.append([rho, rho])
-            else:
-                self._c.append(self._unary.new_ones(len(group)))
-                self._rho.append([self._unary.new_tensor(next(shares)) for _ in group.index])
+    def log_z(self) -> float:
+        """The lowest bound so far."""
+        self._best = min(self._best, self._upper())
+        return self._best
+
+    def _upper(self) -> float:
+        beliefs, rest = self._beliefs, torch.ones_like(self._beliefs)  # rest: w_i, for every (variable, label)
+        left = torch.where(torch.isneginf(beliefs), 0, beliefs)
+        terms = left.clone()
+        for g, group in enumerate(self._groups):
+            joint = self._joint(g, group.tables, self._incoming(g))
+            for axis, message in enumerate(self._messages[g]):
+                w = torch.broadcast_to(self._w[g], message.shape)
+                last = self._last[g] == axis
+                group.scatter(terms, axis, -w * group.gather(left, axis))
+                group.scatter(rest, axis, torch.where(last, 0, -w))
+                if last.any():
+                    others = [a for a in range(len(group.index)) if a != axis]
+                    own = joint[..., last].logsumexp(others)
+                    terms.index_add_(0, group.index[axis][:, last].reshape(-1), (w[:, last] * own).reshape(-1))
+        terms = torch.where(torch.isneginf(beliefs), -math.inf, terms)
+        total = self.graph.constant
+        for c in self.graph.by_cardinality:
+            weight, planes = c.planes(rest)[0], c.planes(terms)
+            top = planes.amax(0)
+            safe = weight.clamp(min=ROUNDING)
+            total += (top + torch.where(weight > ROUNDING, safe * ((planes - top) / safe).logsumexp(0), 0)).sum().item()
+        return total
+
+    def _set_weights(self) -> None:
+        rank = _order(self.graph, self._groups)
+        self._last = [rank[group.scopes].argmax(1) for group in self._groups]
+        count = torch.zeros(len(self.graph), dtype=self.graph.dtype, device=self.graph.device)
+        inside = [self._axes(group) != last[:, None] for group, last in zip(self._groups, self._last, strict=True)]
+        for group, first in zip(self._groups, inside, strict=True):
+            count.index_add_(0, group.scopes.reshape(-1), first.reshape(-1).to(count.dtype))
+        self._w = [
+            torch.where(first, 1 / count[group.scopes].clamp(min=1), 1).amin(1)
+            for group, first in zip(self._groups, inside, strict=True)
+        ]
+
+    def _axes(self, group: Group) -> Tensor:
+        return torch.arange(len(group.index), device=self.graph.device)[None]
+
+
+def _order(graph: FactorGraph, groups: list[Group]) -> Tensor:
+    """A rank of the variables: next is the one that is in the fewest factors with another variable left."""
+    near: list[list[int]] = [[] for _ in range(len(graph))]
+    scopes = [scope for group in groups for scope in group.scopes.tolist()]
+    for f, scope in enumerate(scopes):
+        for v in scope:
+            near[v].append(f)
+    count, left = [len(factors) for factors in near], [len(scope) for scope in scopes]
+    heap = [(many, v) for v, many in enumerate(count)]
+    heapq.heapify(heap)
+    rank = [-1] * len(graph)
+    done = 0
+    while heap:
+        many, v = heapq.heappop(heap)
+        if rank[v] >= 0 or many != count[v]:
+            continue
+        rank[v], done = done, done + 1
+        for f in near[v]:
+            left[f] -= 1
+            if left[f] == 1:  # its last variable is not counted there
+                w = next(w for w in scopes[f] if rank[w] < 0)
+                count[w] -= 1
+                heapq.heappush(heap, (count[w], w))
+    return torch.tensor(rank, device=graph.device)
 
 
 def _along(message: Tensor, axis: int, dims: int) -> Tensor:
@@ -206,30 +294,12 @@ def _along(message: Tensor, axis: int, dims: int) -> Tensor:
     return message.view(shape)
 
 
-def _links(graph: FactorGraph, groups: list[Group]) -> tuple[list[np.ndarray], int]:
-    """The edges (E, 2) of each pairwise group and of each axis of the others, and the number of nodes."""
-    links, nodes = [], len(graph)
-    for group in groups:
-        scopes = group.scopes.cpu().numpy()
-        if scopes.shape[1] == 2:
-            links.append(scopes)
-            continue
-        own = np.arange(nodes, nodes + len(scopes))
-        nodes += len(scopes)
-        links += [np.stack([scopes[:, axis], own], 1) for axis in range(scopes.shape[1])]
-    return links, nodes
+def _without(message: Tensor, out: Tensor | None, value: float) -> Tensor:
+    """A message with a value for impossible labels."""
+    return message if out is None else message.masked_fill_(out, value)
 
 
-def _appearance(links: list[np.ndarray], nodes: int, trees: int, seed: int) -> np.ndarray:
-    """The share of spanning forests that contain each edge; forests are drawn to prefer edges seldom used so far."""
-    edges = np.sort(np.concatenate(links) if links else np.zeros((0, 2), int), 1)
-    keys = edges[:, 0] * nodes + edges[:, 1]
-    order = np.argsort(keys)
-    used, drawn, random = np.zeros(len(edges)), 0, np.random.default_rng(seed)
-    while len(edges) and (drawn < trees or not used.all()):
-        weights = 1 + used + random.random(len(edges))
-        tree = minimum_spanning_tree(csr_array((weights, edges.T), (nodes, nodes))).tocoo()
-        low, high = np.minimum(tree.row, tree.col), np.maximum(tree.row, tree.col)
-        used[order[np.searchsorted(keys, low.astype(np.int64) * nodes + high, sorter=order)]] += 1
-        drawn += 1
-    return used / max(1, drawn)
+def _mean(p: Tensor, values: Tensor, dim: int | None = None) -> Tensor:
+    """The sum of p times values, with 0 times -inf being 0."""
+    product = torch.where(p > 0, p * values, 0)
+    return product.sum() if dim is None else product.sum(dim)

@@ -32,9 +32,7 @@ class Portfolio(Solver):
         patience: turns without a better labelling after which it ends; with a time limit it goes on to that.
     """
 
-    def __init__(
-        self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, patience: Count = 20
-    ) -> None:
+    def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, patience: Count = 20) -> None:
         super().__init__(graph, seed, start)
         self.patience = patience
         self._branch = BranchAndBound(graph, seed, start)
@@ -49,7 +47,7 @@ class Portfolio(Solver):
         turn, self._turn = self._turn, self._turn + 1
         if turn == 1:
             self._solve_exactly()
-        elif turn % 2 == 0 and (self._branch.sweeps or self.graph.size <= SEARCHED):
+        elif self._branch.sweeps or (self._branch.work <= self._local.work and self.graph.size <= SEARCHED):
             self._ascend_or_search()
         else:
             self._local.deadline = self.deadline

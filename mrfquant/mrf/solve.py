@@ -135,7 +135,9 @@ def _forced(graph: FactorGraph, possible: Tensor) -> dict[int, int]:
 def _nothing_left(graph: FactorGraph) -> Result:
     """The answer where no variable has a choice."""
     nothing = graph.cardinalities.clone()
-    return Result(nothing, -graph.constant, graph.uniform(), graph.constant, "exact", "converged", 0, 0.0, [], -graph.constant)
+    return Result(
+        nothing, -graph.constant, graph.uniform(), graph.constant, "exact", "converged", 0, 0.0, [], -graph.constant
+    )
 
 
 def _check_possible(graph: FactorGraph, names: Tensor) -> None:

@@ -125,6 +125,24 @@ class Solver(ABC):
         """Whether the time of the present run is used up."""
         return time.perf_counter() > self.deadline
 
+    def factor_marginals(self) -> list[Tensor]:
+        """The present belief about the labels of each factor, as the tables of `graph.groups`: here, independent."""
+        u = self.marginals()
+        found = []
+        for group in self.graph.groups:
+            joint = u.new_ones(()).expand(group.tables.shape)
+            for axis, index in enumerate(group.index):
+                shape = [1] * joint.dim()
+                shape[axis], shape[-1] = index.shape
+                joint = joint * group.gather(u, axis).view(shape)
+            found.append(joint)
+        return found
+
+    def _log_z(self, best: float) -> float | None:
+        """`log_z`; one labelling alone gives a lower bound, too."""
+        value = self.log_z()
+        return max(value, -best) if value is not None and self.direction == "lower bound" else value
+
     @torch.no_grad()
     def run(
         self,
@@ -160,12 +178,12 @@ class Solver(ABC):
                 energy = self.graph.energy(found).item()
                 if energy < best:
                     labels, best = found.clone(), energy
-                value, bound = self.log_z(), max(bound, self.bound())
+                value, bound = self._log_z(best), max(bound, self.bound())
                 free_energy = math.nan if value is None else -value
                 rows.append(Row(done, residual, free_energy, energy, best, elapsed, bound))
                 on_row(rows[-1])
             if reason != "iterations":
                 break
         elapsed = time.perf_counter() - started
-        marginals, log_z = self.marginals(), self.log_z()
+        marginals, log_z = self.marginals(), self._log_z(best)
         return Result(labels, best, marginals, log_z, self.direction, reason, done, elapsed, rows, bound)

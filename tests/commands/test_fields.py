@@ -62,7 +62,7 @@ def test_the_default_solvers_answer(model, capsys):
     out = capsys.readouterr().out
     assert "(estimate)" in out
     head, *rows = trace.read_text().splitlines()
-    assert head == "iteration,residual,free_energy,energy,best,seconds"
+    assert head == "iteration,residual,free_energy,energy,best,bound,seconds"
     assert f"converged after {len(rows)} iterations" in out
 
 
@@ -90,7 +90,7 @@ def test_bad_input_is_one_sentence_and_status_2(model, tmp_path, capsys):
         (str(model), "--evid", str(impossible)): "gives variable 0 the label 2: it has the labels 0 to 1",
         (str(model), "--reference", str(other)): "does not fit",
         (str(model), "--set", "BeliefPropagation.damping = 2.0"): "BeliefPropagation.damping = 2.0",
-        (str(model), "--set", "TreeReweighted.trees = 5"): "nothing in this run reads it",
+        (str(model), "--set", "TreeReweighted.noise = 0.5"): "nothing in this run reads it",
         (str(model), "--task", "pr", "--solver", "icm", "--out", str(tmp_path / "x")): "gives no log Z to write",
         (
             str(model),
@@ -117,10 +117,10 @@ def test_a_picture_is_cleaned_and_drawn(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "max_product" in out
     assert png.read_bytes().startswith(b"\x89PNG")
-    picture = denoise.make_picture(2, 0.6, 0)
+    picture = denoise.make_picture(denoise.digits_picture(), 2, 0.6, 0)
     noisy = (picture.noisy[..., None] - picture.greys).abs().argmin(-1)
     before = 100 * (noisy != picture.labels).double().mean().item()
-    wrong = [float(line.split()[2]) for line in out.splitlines() if line.startswith(("icm", "max_product"))]
+    wrong = [float(line.split()[3]) for line in out.splitlines() if line.startswith(("icm", "max_product"))]
     assert all(share < before / 2 for share in wrong)
 
 
@@ -129,12 +129,43 @@ def test_a_picture_is_cleaned_and_drawn(tmp_path, capsys):
     [
         (["--labels", "1"], "--labels 1, expected a number from 2 to 16"),
         (["--noise", "-1"], "--noise -1.0, expected a number above 0"),
-        (["--solvers", "magic"], "--solvers 'magic', expected names among"),
+        (["--solvers", "magic"], "--solvers 'magic' is neither a gin file nor one of"),
     ],
 )
 def test_denoise_refuses_bad_input(arguments, message, capsys):
     assert denoise.main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_photograph_has_a_hundred_thousand_pixels():
+    grey = denoise.photograph()
+    assert grey.shape == (400, 300)
+    assert 0 <= grey.min() < 0.2 < 0.8 < grey.max() <= 1
+
+
+def test_a_solver_of_ones_own_cleans_a_picture_and_competes(model, tmp_path, capsys):
+    own = tmp_path / "mine.gin"
+    own.write_text("solve.solver = @ICM\n")
+    assert denoise.main(["--solvers", str(own), "--png", str(tmp_path / "own.png")]) == 0
+    assert "\nmine " in capsys.readouterr().out
+    assert uai_table.main([str(model.parent), "--solvers", str(own)]) == 0
+    assert "| mine |" in capsys.readouterr().out
+
+
+def test_the_likeliest_labelling_comes_with_a_proof(model, capsys):
+    assert infer.main([str(model), "--task", "map", "--seconds", "5"]) == 0
+    assert "(proved optimal)" in capsys.readouterr().out
+    assert infer.main([str(model), "--task", "map", "--seconds", "-5"]) == 2
+    assert "--seconds -5.0, expected a number above 0" in capsys.readouterr().err
+
+
+def test_an_unused_setting_is_refused_where_everything_is_observed(model, tmp_path, capsys):
+    evidence = tmp_path / "all.evid"
+    evidence.write_text("4 0 0 1 0 2 0 4 0")
+    arguments = [str(model), "--evid", str(evidence), "--solver", "icm", "--set"]
+    assert infer.main([*arguments, "BeliefPropagation.damping = 0.1"]) == 2
+    assert "BeliefPropagation.damping" in capsys.readouterr().err
+    assert infer.main([*arguments, "solve.restarts = 2"]) == 0
 
 
 def test_solvers_compete_on_a_folder(model, tmp_path, capsys):

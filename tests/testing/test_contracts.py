@@ -29,11 +29,16 @@ from mrfquant.inference import (
 from mrfquant.labelling import Labelling
 from mrfquant.mrf import (
     ICM,
+    AlphaExpansion,
     BeliefPropagation,
+    BranchAndBound,
+    DualAscent,
     Enumeration,
     FactorGraph,
+    Gibbs,
     JunctionTree,
     LocalSearch,
+    Portfolio,
     Relaxation,
     SequentialMeanField,
     Solver,
@@ -262,7 +267,6 @@ class TestMaxProduct(SolverContract):
 
 class TestTreeReweighted(SolverContract):
     part = TreeReweighted
-    settings = {"trees": 10}
     fields = THIRD
     exact_on_trees = True
 
@@ -287,6 +291,36 @@ class TestICM(SolverContract):
 class TestLocalSearch(SolverContract):
     part = LocalSearch
     settings = {"patience": 2, "warm_up": 20}
+    fields = THIRD
+    exact_on_trees = True
+    monotone = True
+
+
+class TestGibbs(SolverContract):
+    part = Gibbs
+    fields = THIRD
+
+
+class TestAlphaExpansion(SolverContract):
+    part = AlphaExpansion
+    fields = THIRD
+    monotone = True
+
+
+class TestDualAscent(SolverContract):
+    part = DualAscent
+    exact_on_trees = True
+    monotone = True
+
+
+class TestBranchAndBound(SolverContract):
+    part = BranchAndBound
+    exact_on_trees = True
+    monotone = True
+
+
+class TestPortfolio(SolverContract):
+    part = Portfolio
     fields = THIRD
     exact_on_trees = True
     monotone = True

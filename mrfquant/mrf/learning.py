@@ -1,0 +1,96 @@
+"""log Z as a function of the log-potentials, with its gradient; and many observations at once.
+
+    d log Z / d θ_a(x_a) = p(x_a),
+
+the marginals of the factors. At a fixed point the same holds for the values that belief propagation and mean-field put
+in the place of log Z, with their beliefs about the factors: the messages are stationary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrfquant.errors import BadInput
+from mrfquant.mrf.exact import JunctionTree
+from mrfquant.mrf.factor_graph import FactorGraph
+from mrfquant.mrf.solve import SolverRecipe
+
+
+def log_partition(
+    graph: FactorGraph,
+    solver: SolverRecipe = JunctionTree,
+    iterations: int = 1000,
+    tolerance: float = 1e-9,
+    seed: int = 0,
+) -> Tensor:
+    """log Z of a graph, differentiable where its tables are.
+
+    Args:
+        graph: its groups' tables may need gradients.
+        solver: gives log Z, or what stands for it, and the marginals of the factors.
+        iterations: of the solver, at most.
+        tolerance: at which it has converged.
+        seed: of the solver.
+    """
+    return _LogPartition.apply(graph, solver, iterations, tolerance, seed, *(group.tables for group in graph.groups))
+
+
+class _LogPartition(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, graph: FactorGraph, solver: Any, iterations: int, tolerance: float, seed: int, *tables: Tensor
+    ) -> Tensor:
+        fixed = FactorGraph(
+            graph.cardinalities,
+            groups=[(group.scopes, table.detach()) for group, table in zip(graph.groups, tables, strict=True)],
+            constant=graph.constant,
+            dtype=graph.dtype,
+            device=graph.device,
+        )
+        built = solver(fixed, seed=seed)
+        result = built.run(iterations, tolerance)
+        if result.log_z is None:
+            raise BadInput(f"{type(built).__name__} gives no log Z: use JunctionTree, BeliefPropagation or mean-field")
+        ctx.save_for_backward(*built.factor_marginals())
+        return graph.uniform().new_tensor(result.log_z)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # type: ignore[override]
+        return (None, None, None, None, None, *(gradients[0] * p for p in ctx.saved_tensors))
+
+
+def with_evidence(graph: FactorGraph, evidence: Sequence[Mapping[int, int]]) -> FactorGraph:
+    """Copies of a graph side by side, one for each set of observed labels, so that a solver does all at once.
+
+    Variable v of copy k has the number k n + v. Every copy keeps its observed variables, with their label alone
+    allowed; `solve` takes them out.
+
+    Args:
+        graph: of n variables.
+        evidence: labels of observed variables.
+    """
+    n, copies = len(graph), len(evidence)
+    offsets = (n * torch.arange(copies, device=graph.device)).view(-1, 1, 1)
+    groups = [
+        (
+            (group.scopes + offsets).view(-1, group.scopes.shape[1]),
+            group.tables[..., None, :].expand(*group.shape, copies, len(group)).reshape(*group.shape, -1),
+        )
+        for group in graph.groups
+    ]
+    cards = graph.cardinalities.tolist()
+    observed: list[tuple[Sequence[int], Tensor]] = []
+    for k, labels in enumerate(evidence):
+        for v, label in labels.items():
+            if not 0 <= v < n or not 0 <= label < cards[v]:
+                raise BadInput(f"evidence {k} gives variable {v} the label {label}: there is no such variable or label")
+            table = torch.full((cards[v],), -torch.inf, dtype=torch.float64)
+            table[label] = 0
+            observed.append(([k * n + v], table))
+    return FactorGraph(
+        graph.cardinalities.repeat(copies), observed, groups, copies * graph.constant, graph.dtype, graph.device
+    )

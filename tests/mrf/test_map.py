@@ -1,0 +1,224 @@
+"""The least energy: bounds that hold at every moment, proofs, cuts and moves; against enumeration and peers."""
+
+import itertools
+import math
+import time
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_flow
+
+from mrfquant.errors import BadInput
+from mrfquant.kernels.max_flow import SOURCE, max_flow
+from mrfquant.mrf import (
+    ICM,
+    AlphaExpansion,
+    BeliefPropagation,
+    BranchAndBound,
+    Contradiction,
+    DualAscent,
+    Enumeration,
+    FactorGraph,
+    LocalSearch,
+    Portfolio,
+    TreeReweighted,
+    ising,
+    potts,
+    solve,
+)
+from mrfquant.mrf.pruning import possible_labels, restrict
+
+
+@st.composite
+def fields(draw, arity=3):
+    """Small fields of any structure; one labelling is always allowed."""
+    cards = draw(st.lists(st.integers(1, 3), min_size=1, max_size=6))
+    allowed = [draw(st.integers(0, c - 1)) for c in cards]
+    random = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    factors = []
+    for _ in range(draw(st.integers(0, 9))):
+        scope = draw(st.permutations(range(len(cards))))[: draw(st.integers(1, min(arity, len(cards))))]
+        table = torch.randn([cards[v] for v in scope], generator=random, dtype=torch.float64).mul_(2)
+        forbidden = torch.rand(table.shape, generator=random) < draw(st.sampled_from([0.0, 0.0, 0.3, 0.6]))
+        forbidden[tuple(allowed[v] for v in scope)] = False
+        factors.append((scope, table.masked_fill_(forbidden, -math.inf)))
+    return FactorGraph(cards, factors, constant=0.3)
+
+
+def truth(graph):
+    labels = torch.tensor(list(itertools.product(*(range(c) for c in graph.cardinalities.tolist()))))
+    return labels, graph.score(labels)
+
+
+@given(fields())
+@settings(max_examples=150, deadline=None)
+def test_the_dual_bound_holds_and_rises_in_every_iteration(graph):
+    optimum = -truth(graph)[1].max().item()
+    bounds = [row.bound for row in DualAscent(graph).run(20, -1.0, trace=True).trace]
+    assert max(bounds) <= optimum + 1e-9
+    assert bounds == sorted(bounds)
+
+
+@given(fields(), st.integers(1, 3))
+@settings(max_examples=150, deadline=None)
+def test_branch_and_bound_proves_the_optimum(graph, sweeps):
+    result = BranchAndBound(graph, budget=20, sweeps=sweeps).run(200)
+    assert result.optimal
+    assert result.energy == pytest.approx(-truth(graph)[1].max().item(), abs=1e-9)
+
+
+@given(fields())
+@settings(max_examples=100, deadline=None)
+def test_the_upper_bound_on_log_z_holds_in_every_iteration(graph):
+    """At any messages: without damping they may be far from a fixed point."""
+    log_z = truth(graph)[1].logsumexp(0).item()
+    solver = TreeReweighted(graph, damping=0.0, noise=1.0)
+    assert -solver.run(15, -1.0, trace=True).trace[0].free_energy >= log_z - 1e-9
+    assert solver.log_z() >= log_z - 1e-9
+
+
+@given(fields())
+@settings(max_examples=60, deadline=None)
+def test_messages_stay_finite_where_labels_are_possible(graph):
+    solver = BeliefPropagation(graph, noise=0.1)
+    solver.run(30, -1.0)
+    marginals = solver.marginals()
+    assert marginals.isfinite().all()
+    exact = Enumeration(graph).marginals()
+    assert (marginals[~possible_labels(graph)] == 0).all()
+    assert (exact[~possible_labels(graph)] == 0).all()
+
+
+@given(fields())
+@settings(max_examples=60, deadline=None)
+def test_pruned_labels_change_nothing(graph):
+    small, places = restrict(graph, possible_labels(graph))
+    (_, scores), (_, few) = truth(graph), truth(small)
+    assert few.logsumexp(0).item() == pytest.approx(scores.logsumexp(0).item(), abs=1e-9)
+    assert torch.allclose(Enumeration(graph).marginals()[places], Enumeration(small).marginals(), atol=1e-9)
+    result = solve(graph, Enumeration)
+    assert torch.allclose(result.marginals, Enumeration(graph).marginals(), atol=1e-9)
+    assert result.energy == pytest.approx(-scores.max().item(), abs=1e-9)
+
+
+@given(st.integers(2, 8), st.floats(0, 1), st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_the_maximum_flow_is_scipys(nodes, density, seed):
+    rng = np.random.default_rng(seed)
+    pairs = [(a, b) for a, b in itertools.combinations(range(nodes), 2) if rng.random() < density]
+    there, back = rng.integers(0, 9, len(pairs)), rng.integers(0, 9, len(pairs))
+    terminal = rng.integers(-9, 10, nodes)
+    dense = np.zeros((nodes + 2, nodes + 2), np.int32)
+    for (a, b), c, d in zip(pairs, there, back, strict=True):
+        dense[a, b], dense[b, a] = c, d
+    dense[nodes, :nodes], dense[:nodes, nodes + 1] = np.maximum(terminal, 0), np.maximum(-terminal, 0)
+    both = [(a, b, c, d) for (a, b), c, d in zip(pairs, there, back, strict=True)]
+    arcs = sorted([(a, b, c) for a, b, c, _ in both] + [(b, a, d) for a, b, _, d in both])
+    place = {(a, b): i for i, (a, b, _) in enumerate(arcs)}
+    first = np.array([sum(a < i for a, _, _ in arcs) for i in range(nodes + 1)])
+    head = np.array([b for _, b, _ in arcs], np.int64)
+    sister = np.array([place[b, a] for a, b, _ in arcs], np.int64)
+    rest, tree = np.array([float(c) for _, _, c in arcs]), np.zeros(nodes, np.int64)
+    flow = max_flow(first, head, sister, rest, terminal.astype(float), tree)
+    assert flow == maximum_flow(csr_array(dense), nodes, nodes + 1).flow_value
+    source = np.append(tree == SOURCE, [True, False])
+    assert dense[np.ix_(source, ~source)].sum() == flow  # the least cut
+
+
+def test_two_labels_and_attraction_are_solved_by_one_cut():
+    for seed in range(5):
+        random = torch.Generator().manual_seed(seed)
+        grid = nx.grid_2d_graph(3, 4)
+        coupling = torch.rand(grid.number_of_edges(), generator=random)
+        graph = ising(grid, torch.randn(12, generator=random), coupling)
+        result = AlphaExpansion(graph).run()
+        assert result.optimal
+        assert result.energy == pytest.approx(Enumeration(graph).run().energy, abs=1e-9)
+
+
+def test_expansion_moves_end_where_no_move_helps():
+    random = torch.Generator().manual_seed(0)
+    graph = potts(nx.grid_2d_graph(3, 3), torch.randn(9, 3, generator=random, dtype=torch.float64), 0.7)
+    result = AlphaExpansion(graph).run()
+    for alpha in range(3):
+        for moved in itertools.product([False, True], repeat=9):
+            other = torch.where(torch.tensor(moved), alpha, result.labels)
+            assert graph.energy(other).item() >= result.energy - 1e-9
+
+
+def test_expansion_refuses_larger_factors():
+    with pytest.raises(BadInput, match="at most two variables, one has 3"):
+        AlphaExpansion(FactorGraph([2] * 3, [([0, 1, 2], torch.zeros(2, 2, 2))]))
+
+
+def test_a_contradiction_is_found():
+    different = torch.tensor([[-math.inf, 0.0], [0.0, -math.inf]])
+    graph = FactorGraph([2, 2, 2], [(scope, different) for scope in [(0, 1), (1, 2), (0, 2)]])
+    with pytest.raises(Contradiction):
+        BranchAndBound(graph).run(50)
+
+
+def hard_field(nodes, seed):
+    """A chain of copies with noise: nearly all labellings are forbidden."""
+    random = torch.Generator().manual_seed(seed)
+    rule = torch.full((3, 3, 3), -math.inf, dtype=torch.float64)
+    for a, b in itertools.product(range(3), repeat=2):
+        rule[a, b, (a + b) % 3] = torch.randn(1, generator=random).item()
+    scopes = [[*torch.randperm(v, generator=random)[:2].tolist(), v] for v in range(2, nodes)]
+    unary = [([v], torch.randn(3, generator=random, dtype=torch.float64)) for v in range(nodes)]
+    return FactorGraph([3] * nodes, [*unary, *((scope, rule) for scope in scopes)])
+
+
+def test_local_search_and_the_portfolio_are_not_worse_than_what_they_contain():
+    for seed in range(3):
+        graph = hard_field(12, seed)
+        others = [ICM(graph, seed).run().energy, BeliefPropagation(graph, seed, mode="max", damping=0.5).run().energy]
+        for part in (LocalSearch, Portfolio):
+            assert part(graph, seed).run(40).energy <= min(others) + 1e-9
+        assert Portfolio(graph).run(40).optimal
+
+
+def test_mean_field_bounds_are_finite_under_hard_constraints():
+    from mrfquant.mrf import Relaxation, SequentialMeanField
+
+    graph = hard_field(9, 0)
+    log_z = truth(graph)[1].logsumexp(0).item()
+    result = SequentialMeanField(graph).run(trace=True)
+    assert -math.inf < result.log_z <= log_z
+    free = [row.free_energy for row in result.trace]
+    assert free == sorted(free, reverse=True)
+    assert Relaxation(graph, start=result.marginals).run(20).log_z <= log_z
+
+
+@pytest.mark.parametrize("part", [LocalSearch, Portfolio, BranchAndBound, DualAscent, AlphaExpansion])
+def test_time_limits_hold_inside_an_iteration(part):
+    random = torch.Generator().manual_seed(0)
+    grid = nx.grid_2d_graph(30, 30)
+    graph = potts(grid, torch.randn(900, 4, generator=random), torch.randn(grid.number_of_edges(), generator=random))
+    part(graph).run(1)  # compiled
+    begun = time.perf_counter()
+    result = solve(graph, part, iterations=10**6, tolerance=-1.0, seconds=0.3)
+    assert result.reason == "time"
+    assert time.perf_counter() - begun < 2
+
+
+def test_bounds_and_energies_agree_with_toulbar2():
+    pytoulbar2 = pytest.importorskip("pytoulbar2")
+    for seed in range(3):
+        graph = hard_field(14, seed)
+        network = pytoulbar2.CFN(resolution=6, verbose=-1)
+        for v in range(len(graph)):
+            network.AddVariable(f"x{v}", range(3))
+        for scope, table in graph.factors():
+            costs = (-table).clamp(max=1e4).reshape(-1).tolist()
+            network.AddFunction([f"x{v}" for v in scope], costs)
+        labels = network.Solve()[0]
+        theirs = graph.energy(torch.tensor(labels)).item()
+        result = Portfolio(graph).run(50)
+        assert result.bound <= theirs + 1e-6
+        assert result.energy == pytest.approx(theirs, abs=1e-4)
