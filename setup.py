@@ -33,6 +33,7 @@ ALL = [package for extra in EXTRAS.values() for package in extra]
 TOOLS = ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "setuptools"]
 DOCS = ["mkdocs<2", "mkdocs-material", "mkdocstrings[python]", "mkdocs-jupyter", "nbclient", "ipykernel"]
 TRUTHS = ["scikit-learn", "torchmetrics>=1.0", "lightning", "accelerate"]
+PEERS = ["pytoulbar2"]  # tests that compare with them are left out where they are missing
 
 setup(
     name="mrfquant",
@@ -53,5 +54,5 @@ setup(
     },
     entry_points={"console_scripts": ["mrfquant = mrfquant.__main__:main"]},
     install_requires=NEEDED,
-    extras_require={**EXTRAS, "all": ALL, "docs": DOCS, "test": [*ALL, *TOOLS, *TRUTHS]},
+    extras_require={**EXTRAS, "all": ALL, "docs": DOCS, "test": [*ALL, *TOOLS, *TRUTHS], "peers": PEERS},
 )

@@ -88,21 +88,28 @@ from .packing import load as load, pack_model as pack_model
 
 # explicit fields and their solvers
 from .mrf import (
+    AlphaExpansion as AlphaExpansion,
     BeliefPropagation as BeliefPropagation,
+    BranchAndBound as BranchAndBound,
     CoordinateDescent as CoordinateDescent,
+    DualAscent as DualAscent,
     Enumeration as Enumeration,
     FactorGraph as FactorGraph,
+    Gibbs as Gibbs,
     ICM as ICM,
     JunctionTree as JunctionTree,
     LocalSearch as LocalSearch,
+    Portfolio as Portfolio,
     Relaxation as Relaxation,
     Result as Result,
     SequentialMeanField as SequentialMeanField,
     Solver as Solver,
     TreeReweighted as TreeReweighted,
     ising as ising,
+    log_partition as log_partition,
     potts as potts,
     solve as solve,
+    with_evidence as with_evidence,
 )
 from .mrf.uai import read_evidence as read_evidence, read_model as read_model, write_model as write_model
 

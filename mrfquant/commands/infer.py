@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrfquant.commands.parser import Parser, run_command, writable
+from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def parser() -> Parser:
     p.share("--device")
     p.add_argument("--out", metavar="FILE", type=writable, help="write the result there, in UAI's format of the task")
     p.add_argument("--trace", metavar="FILE", type=writable, help="write a row per iteration of the run there, as CSV")
+    p.share("--png", help="draw the least energy so far and the bound over time there")
     p.add_argument("--reference", metavar="FILE", type=Path, help="a result to compare with")
     return p
 
@@ -60,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     from mrfquant.config.gin_files import Config
     from mrfquant.mrf import uai
 
+    if arguments.png:
+        need_extra("reports", "infer --png")
     name = arguments.solver or DEFAULT_SOLVER[arguments.task]
     file = solver_file("--solver", name)
     graph = uai.read_model(arguments.model)
@@ -70,13 +74,16 @@ def run(arguments: argparse.Namespace) -> int:
     config = Config(file, settings, arguments.imports)
     with config.locate_errors():
         graph_there = on_device(graph, choose_device(arguments.device))
-        result = _solve(graph_there, evidence, arguments.seed, config, arguments.trace is not None)
+        result = _solve(graph_there, evidence, arguments.seed, config, bool(arguments.trace or arguments.png))
     _print(Path(name).stem, result, graph)
     if reference is not None:
         print(f"reference    {_compare(arguments.task, result, reference, graph)}")
     if arguments.trace:
         _write_trace(arguments.trace, result)
         print(f"trace        {arguments.trace}")
+    if arguments.png:
+        _draw(arguments.png, result)
+        print(f"picture      {arguments.png}")
     if arguments.out:
         _write(arguments, result, graph)
         print(f"written      {arguments.out}")
@@ -195,6 +202,28 @@ def _write_trace(path: Path, result: Result) -> None:
     names = ["iteration", "residual", "free_energy", "energy", "best", "bound", "seconds"]
     rows = [",".join(f"{getattr(row, name):.9g}" for name in names) for row in result.trace]
     write_text(path, "\n".join([",".join(names), *rows]) + "\n")
+
+
+def _draw(path: Path, result: Result) -> None:
+    """The least energy so far and the bound over time; the gap between them is what is not known."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from mrfquant.storage.files import atomic
+
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, values in (
+        ("energy", [row.best for row in result.trace]),
+        ("bound", [row.bound for row in result.trace]),
+    ):
+        rows = [(row.seconds, value) for row, value in zip(result.trace, values, strict=True) if math.isfinite(value)]
+        axes.plot([x for x, _ in rows], [y for _, y in rows], marker=".", label=name)
+    axes.set_xlabel("seconds")
+    axes.legend()
+    with atomic(path) as file:
+        figure.savefig(file, format="png", dpi=120)
 
 
 def _write(arguments: argparse.Namespace, result: Result, graph: FactorGraph) -> None:

@@ -18,17 +18,21 @@ from mrfquant.text import markdown
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mrfquant.mrf import FactorGraph, Result
+    from mrfquant.mrf import Result
 
 EXACT = ("junction_tree", "enumeration")
+PEER = "toulbar2"  # another program's solver
 
 
 @dataclass
 class Entry:
-    """What one solver found on one field: mean absolute error of its marginals, and the energy of its labelling."""
+    """What one solver found on one field: mean absolute error of its marginals, log Z less the reference, the energy of
+    its labelling, a bound on all energies."""
 
     error: float | None
+    excess: float | None
     energy: float
+    bound: float
     seconds: float
 
 
@@ -37,9 +41,11 @@ def parser() -> Parser:
     p = Parser(
         "uai-table",
         """Run every solver on every UAI field of a folder and compare with the references. For every NAME.uai in
-        the folder NAME.uai.evid is the evidence and NAME.uai.MAR, NAME.uai.MAP are the references, where they
-        exist. The gap of a labelling is its energy less the lowest that anybody found, the reference included;
-        'none' means that only forbidden labellings were found, 'refused' that the solver cannot do this field.""",
+        the folder NAME.uai.evid is the evidence and NAME.uai.MAR, NAME.uai.PR and NAME.uai.MAP are the references,
+        where they exist. The gap of a labelling is its energy less the lowest that anybody found, the reference
+        included; 'proved' means that the solver's own bound says that none is lower, 'none' that only forbidden
+        labellings were found, 'refused' that the solver cannot do this field. The solver 'toulbar2' is that program,
+        if pytoulbar2 is installed.""",
         ["fields/ --seconds 20 --markdown table.md"],
         "0 done, 1 a field or a solver on it was refused, 2 bad input, 130 interrupted",
     )
@@ -65,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     known = sorted(file.stem for file in CONFIGS.glob("mrf/*.gin"))
     names = [n.strip() for n in (arguments.solvers or ",".join(n for n in known if n not in EXACT)).split(",")]
     for name in names:
-        solver_file("--solvers", name)
+        if name != PEER:
+            solver_file("--solvers", name)
     found: dict[str, dict[str, Entry]] = {}
     lowest: dict[str, float] = {}
     refusals: list[str] = []
@@ -84,6 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = "\n\n".join(
         [
             "Mean absolute error of the marginals:\n\n" + _table(found, names, _error),
+            "log10 Z less the reference:\n\n" + _table(found, names, _excess),
             "Gap of the labelling's energy:\n\n" + _table(found, names, lambda m, e: _gap(e, lowest[m])),
             "Seconds:\n\n" + _table(found, names, lambda m, e: f"{e.seconds:.1f}"),
         ]
@@ -102,6 +110,7 @@ def _solve_with_all(
     """What each solver found, without those that refuse the field; and the energy of the reference."""
     import torch
 
+    from mrfquant.benchmarks.toulbar2 import solve_by_toulbar2
     from mrfquant.commands.infer import read_reference, solver_file, time_limit
     from mrfquant.config.gin_files import Config
     from mrfquant.config.settings import configured
@@ -114,36 +123,49 @@ def _solve_with_all(
     graph = uai.read_model(model)
     evidence = uai.read_evidence(path) if (path := beside(".evid")) else {}
     marginals = graph.flat(read_reference("mar", path, graph)) if (path := beside(".MAR")) else None
+    log_z = read_reference("pr", path, graph) if (path := beside(".PR")) else None
     labelling = read_reference("map", path, graph) if (path := beside(".MAP")) else None
     reference = math.inf if labelling is None else graph.energy(torch.tensor(labelling)).item()
     entries = {}
     for name in names:
         try:
-            with Config(solver_file("--solvers", name), time_limit("--seconds", seconds)).locate_errors():
-                result = configured(solve, graph=graph, evidence=evidence, seed=seed)
+            if name == PEER:
+                result = solve_by_toulbar2(graph, evidence, seconds)
+            else:
+                with Config(solver_file("--solvers", name), time_limit("--seconds", seconds)).locate_errors():
+                    result = configured(solve, graph=graph, evidence=evidence, seed=seed)
         except BadInput as error:
             refuse(f"{model.stem}, {name}", error)
             continue
-        entries[name] = _entry(result, graph, marginals)
+        entries[name] = _entry(result, marginals, log_z)
         off = "" if entries[name].error is None else f", marginals off by {entries[name].error:.4f}"
         print(f"{model.stem}, {name}: energy {result.energy:.4f}{off}, {result.seconds:.1f} s", flush=True)
     return entries, reference
 
 
-def _entry(result: Result, graph: FactorGraph, marginals: Tensor | None) -> Entry:
+def _entry(result: Result, marginals: Tensor | None, log_z: float | None) -> Entry:
     error = None if marginals is None else (result.marginals - marginals).abs().mean().item()
-    return Entry(error, result.energy, result.seconds)
+    excess = None if log_z is None or result.log_z is None else (result.log_z - log_z) / math.log(10)
+    return Entry(error, excess, result.energy, result.bound, result.seconds)
 
 
 def _error(model: str, entry: Entry) -> str:
     return "-" if entry.error is None else f"{entry.error:.4f}"
 
 
+def _excess(model: str, entry: Entry) -> str:
+    return "-" if entry.excess is None else f"{entry.excess:+.3g}"
+
+
 def _gap(entry: Entry, lowest: float) -> str:
+    """And whether the solver itself proves that there is none."""
+    from mrfquant.mrf.solver import proves
+
     if math.isinf(entry.energy):
         return "none"
     gap = entry.energy - lowest
-    return "0" if gap < 1e-6 else f"{gap:.3g}"
+    text = "0" if gap < 1e-5 * max(1.0, abs(lowest)) / 10 else f"{gap:.3g}"
+    return f"{text}, proved" if proves(entry.bound, entry.energy) else text
 
 
 def _table(found: dict[str, dict[str, Entry]], names: list[str], text: Callable[[str, Entry], str]) -> str:

@@ -93,7 +93,7 @@ class BeliefPropagation(Solver):
             [self._change(new, old) for new, old in zip(updates[g], self._messages[g], strict=True)]
             for g in range(len(self._groups))
         ]
-        largest = max((r.max().item() for rs in residuals for r in rs if len(r)), default=0.0)
+        largest = max((r.max().item() for rs in residuals for r in rs if r.numel()), default=0.0)
         threshold = self._threshold(residuals) if self.schedule == "residual" else 0.0
         for g, news in enumerate(updates):
             for axis, new in enumerate(news):
@@ -165,17 +165,27 @@ class BeliefPropagation(Solver):
         updates = []
         for axis, out in enumerate(self._out[g]):
             others = [a for a in range(len(incoming)) if a != axis]
-            joint = self._joint(g, group.tables, incoming, others)
-            new = joint.logsumexp(others) if self.mode == "sum" else joint.amax(others)
+            if group.shape == (2, 2):
+                new = self._binary(g, others[0], incoming[others[0]])
+            else:
+                joint = self._joint(g, group.tables, incoming, others)
+                new = joint.logsumexp(others) if self.mode == "sum" else joint.amax(others)
             new = _without(new, out, -math.inf)
             updates.append(_without(new.sub_(new.amax(0)), out, 0.0))
         return updates
 
+    def _binary(self, g: int, other: int, message: Tensor) -> Tensor:
+        """The update of pairs of two labels: fewer passes over memory."""
+        tables = self._groups[g].tables
+        tables = tables if self._w[g].dim() == 0 else tables / self._w[g]
+        zero, one = (tables.select(other, label) + message[label] for label in range(2))
+        return torch.logaddexp(zero, one) if self.mode == "sum" else torch.maximum(zero, one)
+
     def _change(self, new: Tensor, old: Tensor) -> Tensor:
-        """How far each message moved: (F,)."""
+        """How far each message moved: (F,), or the farthest where that is enough."""
         if self._hard:
             new, old = new.clamp(min=FAR), old.clamp(min=FAR)
-        return (new - old).abs().amax(0)
+        return torch.linalg.vector_norm(new - old, math.inf, 0 if self.schedule == "residual" else None)
 
     def _threshold(self, residuals: list[list[Tensor]]) -> float:
         if not residuals:

@@ -153,7 +153,9 @@ def test_a_solver_of_ones_own_cleans_a_picture_and_competes(model, tmp_path, cap
 
 
 def test_the_likeliest_labelling_comes_with_a_proof(model, capsys):
-    assert infer.main([str(model), "--task", "map", "--seconds", "5"]) == 0
+    png = model.parent / "gap.png"
+    assert infer.main([str(model), "--task", "map", "--seconds", "5", "--png", str(png)]) == 0
+    assert png.read_bytes().startswith(b"\x89PNG")
     assert "(proved optimal)" in capsys.readouterr().out
     assert infer.main([str(model), "--task", "map", "--seconds", "-5"]) == 2
     assert "--seconds -5.0, expected a number above 0" in capsys.readouterr().err
