@@ -214,12 +214,9 @@ def _draw(path: Path, result: Result) -> None:
     figure = Figure(figsize=(6, 3.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for name, values in (
-        ("energy", [row.best for row in result.trace]),
-        ("bound", [row.bound for row in result.trace]),
-    ):
-        rows = [(row.seconds, value) for row, value in zip(result.trace, values, strict=True) if math.isfinite(value)]
-        axes.plot([x for x, _ in rows], [y for _, y in rows], marker=".", label=name)
+    for name, column in (("energy", "best"), ("bound", "bound")):
+        seen = [row for row in result.trace if math.isfinite(getattr(row, column))]
+        axes.plot([row.seconds for row in seen], [getattr(row, column) for row in seen], marker=".", label=name)
     axes.set_xlabel("seconds")
     axes.legend()
     with atomic(path) as file:

@@ -7,7 +7,6 @@ import numpy as np
 from mrfquant.kernels.layout import draw, jit
 
 M1, M2, M4 = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333), np.uint64(0x0F0F0F0F0F0F0F0F)
-ONES, SHIFT = np.uint64(0x0101010101010101), np.uint64(56)
 
 
 @jit()
@@ -16,7 +15,9 @@ def ones(x):
     x = x - ((x >> np.uint64(1)) & M1)
     x = (x & M2) + ((x >> np.uint64(2)) & M2)
     x = (x + (x >> np.uint64(4))) & M4
-    return np.int64((x * ONES) >> SHIFT)
+    x = x + (x >> np.uint64(8))
+    x = x + (x >> np.uint64(16))
+    return np.int64((x + (x >> np.uint64(32))) & np.uint64(127))
 
 
 @jit()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -107,13 +108,16 @@ class LocalSearch(Solver):
 
     def _sources(self) -> Iterator[Callable[[], Tensor]]:
         graph, seed = self.graph, self._seed
-        for s in range(10):
-            yield lambda s=s: self._run(ICM(graph, seed + s))
         yield lambda: self._run(DualAscent(graph, seed))
         yield lambda: self._run(BeliefPropagation(graph, seed, mode="max", damping=0.5))
+        for start in range(seed, seed + 10):
+            yield partial(self._descend, start)
         yield lambda: self._run(SequentialMeanField(graph, seed, beta=Geometric(1.05, 1, 1000.0, 0.05)))
         yield lambda: self._run(BeliefPropagation(graph, seed + 1, mode="max", damping=0.5, noise=0.1))
         yield self._anywhere
+
+    def _descend(self, seed: int) -> Tensor:
+        return self._run(ICM(self.graph, seed))
 
     def _run(self, solver: Solver) -> Tensor:
         """The labels that a solver ends with, in a part of the time."""

@@ -21,6 +21,8 @@ from mrfquant.mrf.solver import Solver, proves
 
 WIDTH = 22.0  # log2 of the largest table of a junction tree that is tried
 ENTRIES = 2e7  # table entries that it handles in a second, roughly
+SHARE = 0.3  # of the time that is left, for sweeps of the dual ascent in a row
+DECOMPOSED = 2 * 10**4  # variables above which no junction tree is looked for
 SEARCHED = 10**5  # labels of all variables above which branch and bound is hopeless
 
 
@@ -47,7 +49,7 @@ class Portfolio(Solver):
         turn, self._turn = self._turn, self._turn + 1
         if turn == 1:
             self._solve_exactly()
-        elif self._branch.sweeps or (self._branch.work <= self._local.work and self.graph.size <= SEARCHED):
+        elif turn % 2 == 0 and (self._branch.sweeps or self._search_pays()):
             self._ascend_or_search()
         else:
             self._local.deadline = self.deadline
@@ -68,19 +70,26 @@ class Portfolio(Solver):
         return self._best_bound
 
     def _ascend_or_search(self) -> None:
-        """All sweeps of the dual ascent, or one search."""
+        """Sweeps of the dual ascent, or one search."""
         branch = self._branch
         branch.deadline = self.deadline
-        branch.offer(self._labels)
+        now = time.perf_counter()
+        ends = now + SHARE * (self.deadline - now)
         branch.step()
-        while branch.sweeps and not branch.optimal and not self.out_of_time:
+        while branch.sweeps and not branch.optimal and time.perf_counter() < ends:
             branch.step()
         self._take(branch.labels())
         self._best_bound = max(self._best_bound, branch.bound())
 
+    def _search_pays(self) -> bool:
+        """Whether branch and bound has worked less than local search so far, on a field that is not too large."""
+        return self._branch.work <= self._local.work and self.graph.size <= SEARCHED
+
     def _solve_exactly(self) -> None:
         """By a junction tree, if it fits into the time."""
         left = min(60.0, self.deadline - time.perf_counter())
+        if len(self.graph) > DECOMPOSED:
+            return
         try:
             tree = JunctionTree(self.graph, width_limit=WIDTH)
         except TooWide:

@@ -201,8 +201,8 @@ def test_time_limits_hold_inside_an_iteration(part):
     grid = nx.grid_2d_graph(30, 30)
     graph = potts(grid, torch.randn(900, 4, generator=random), torch.randn(grid.number_of_edges(), generator=random))
     part(graph).run(1)  # compiled
-    begun = time.perf_counter()
-    result = solve(graph, part, iterations=10**6, tolerance=-1.0, seconds=0.3)
+    solver, begun = part(graph), time.perf_counter()
+    result = solver.run(10**6, -1.0, seconds=0.3)
     assert result.reason == "time"
     assert time.perf_counter() - begun < 2
 
