@@ -88,14 +88,14 @@ def run(arguments: argparse.Namespace) -> int:
             refuse(model.stem, error)
             continue
         lowest[model.stem] = min([reference, *(entry.energy for entry in found[model.stem].values())])
-    text = "\n\n".join(
-        [
-            "Mean absolute error of the marginals:\n\n" + _table(found, names, _error),
-            "log10 Z less the reference:\n\n" + _table(found, names, _excess),
-            "Gap of the labelling's energy:\n\n" + _table(found, names, lambda m, e: _gap(e, lowest[m])),
-            "Seconds:\n\n" + _table(found, names, lambda m, e: f"{e.seconds:.1f}"),
-        ]
-    )
+    columns: dict[str, Callable[[str, Entry], str]] = {
+        "Mean absolute error of the marginals": _error,
+        "log10 Z less the reference": _excess,
+        "Gap of the labelling's energy": lambda model, entry: _gap(entry, lowest[model]),
+        "Seconds": lambda model, entry: f"{entry.seconds:.1f}",
+    }
+    tables = [f"{title}:\n\n{table}" for title, text in columns.items() if (table := _table(found, names, text))]
+    text = "\n\n".join(tables)
     print(f"\n{text}")
     if arguments.markdown:
         write_text(arguments.markdown, text + "\n")
@@ -169,6 +169,9 @@ def _gap(entry: Entry, lowest: float) -> str:
 
 
 def _table(found: dict[str, dict[str, Entry]], names: list[str], text: Callable[[str, Entry], str]) -> str:
+    """Nothing if there is nothing to say."""
+    if all(text(model, entry) == "-" for model, entries in found.items() for entry in entries.values()):
+        return ""
     rows = [["", *(Path(name).stem.replace("_", " ") for name in names)]]
     for model, entries in found.items():
         rows.append([model, *(text(model, entries[n]) if n in entries else "refused" for n in names)])

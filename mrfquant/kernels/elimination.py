@@ -56,17 +56,18 @@ def weight(near, v, sizes, around):
 
 
 @jit()
-def eliminate(near, sizes, by_fill, state, order):
+def eliminate(near, sizes, by_fill, cap, state, order):
     """Eliminate variables, each time one that costs least: missing edges or the table's size; ties at random.
 
     Args:
         near: (n, words) uint64, the neighbours of each variable as bits; used up.
         sizes: (n,) log2 of the numbers of labels.
         by_fill: the missing edges count first, else the size.
+        cap: a size at which it gives up.
         order: (n,) becomes the order.
 
     Returns:
-        log2 of the largest table, and of the sum of all.
+        log2 of the largest table, and of the sum of all; inf if it gave up.
     """
     n = len(sizes)
     around, further = np.empty(n, np.int64), np.empty(n, np.int64)
@@ -91,6 +92,8 @@ def eliminate(near, sizes, by_fill, state, order):
                     best = v
         v = best
         size = second[v] if by_fill else first[v]
+        if size > cap:
+            return np.inf, np.inf
         largest = max(largest, size)
         total += 2.0**size
         order[step], gone[v] = v, True

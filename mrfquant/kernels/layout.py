@@ -9,7 +9,10 @@ import numpy as np
 
 try:
     from mrfquant.kernels.jit import jit
+
+    COMPILED = True
 except ImportError:  # the same loops without numba: right, and slow
+    COMPILED = False
 
     def jit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """A decorator that leaves a function as it is."""

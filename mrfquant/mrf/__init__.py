@@ -9,11 +9,12 @@ from mrfquant.mrf.fields import ising, potts
 from mrfquant.mrf.graph_cut import AlphaExpansion
 from mrfquant.mrf.learning import log_partition, with_evidence
 from mrfquant.mrf.local_search import LocalSearch
-from mrfquant.mrf.message_passing import BeliefPropagation, TreeReweighted
+from mrfquant.mrf.message_passing import BeliefPropagation
 from mrfquant.mrf.portfolio import Portfolio
 from mrfquant.mrf.relaxation import Relaxation
 from mrfquant.mrf.solve import solve
 from mrfquant.mrf.solver import Result, Row, Solver
+from mrfquant.mrf.tree_reweighted import TreeReweighted
 
 __all__ = [
     "ICM",

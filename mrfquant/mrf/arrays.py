@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrfquant.kernels.layout import Layout
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import Group
 
@@ -21,6 +20,8 @@ class Arrays:
     """
 
     def __init__(self, graph: FactorGraph) -> None:
+        from mrfquant.kernels.layout import Layout  # numba takes a second to import
+
         self.graph = graph
         cards = graph.cardinalities.cpu().numpy()
         first = _before(cards)

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 import networkx
 import numpy as np
 
-COMPILED = 4000  # variables up to which many orders are tried
+MANY = 4000  # variables up to which many orders are tried
 THIN = 12.0  # log2 of tables that are so small that no other order is looked for
+HOPELESS = 100.0  # log2 of tables at which an order is given up
 SECONDS = 3.0  # for trying orders, at most
 
 
@@ -29,20 +30,24 @@ def best_tree(
         The tree, its largest size, and whether that is known: else it is a lower bound of the first order's.
     """
     copied = {v: set(near) for v, near in neighbours.items()}
-    small = len(neighbours) <= COMPILED and tries > 1
     tree, width = min_fill(copied, sizes, limit)
-    if width <= min(THIN, limit) or not small:
+    if width <= min(THIN, limit) or len(neighbours) > MANY or tries == 1:
         return tree, width, width <= limit
     found, order = _try_orders(neighbours, sizes, tries - 1)
+    if found == np.inf:
+        return tree, width, width <= limit
     if found < width or width > limit:
         return _tree_of(order, neighbours), found, True
     return tree, width, True
 
 
 def _try_orders(neighbours: Mapping[int, set[int]], sizes: Sequence[float], tries: int) -> tuple[float, list[int]]:
-    """The least width of some orders, and one that has it."""
+    """The least width of some orders, and one that has it; inf where none is found in time."""
     from mrfquant.kernels.elimination import eliminate
+    from mrfquant.kernels.layout import COMPILED
 
+    if not COMPILED:
+        return np.inf, []
     names = list(neighbours)
     number = {v: i for i, v in enumerate(names)}
     near = np.zeros((len(names), -(-len(names) // 64)), np.uint64)
@@ -54,7 +59,7 @@ def _try_orders(neighbours: Mapping[int, set[int]], sizes: Sequence[float], trie
     ends = time.perf_counter() + SECONDS
     for i in range(max(2, tries)):
         order = np.empty(len(names), np.int64)
-        found = eliminate(near.copy(), own, i % 4 != 1, state, order)
+        found = eliminate(near.copy(), own, i % 4 != 1, HOPELESS, state, order)
         if found < best:
             best, chosen = found, order
         if time.perf_counter() > ends:
