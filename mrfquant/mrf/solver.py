@@ -55,6 +55,7 @@ class Result:
         seconds: taken.
         trace: a row per iteration if asked for, else a few.
         bound: no labelling has a lower energy; -inf if the solver knows nothing.
+        factor_marginals: as the tables of the graph's groups, if asked for.
     """
 
     labels: Tensor
@@ -67,6 +68,7 @@ class Result:
     seconds: float
     trace: list[Row] = field(default_factory=list)
     bound: float = -math.inf
+    factor_marginals: list[Tensor] | None = None
 
     @property
     def gap(self) -> float:
@@ -151,6 +153,7 @@ class Solver(ABC):
         seconds: float = math.inf,
         on_row: Callable[[Row], None] = lambda row: None,
         trace: bool = False,
+        factors: bool = False,
     ) -> Result:
         """Step until the residual is at most `tolerance`, or iterations or time are used up.
 
@@ -160,6 +163,7 @@ class Solver(ABC):
             seconds: at most so long.
             on_row: called with each row of the trace.
             trace: keep a row per iteration, and with it the best labelling on the way; else of few iterations.
+            factors: add the marginals of the factors to the result.
         """
         started = time.perf_counter()
         self.deadline = started + seconds
@@ -186,4 +190,5 @@ class Solver(ABC):
                 break
         elapsed = time.perf_counter() - started
         marginals, log_z = self.marginals(), self._log_z(best)
-        return Result(labels, best, marginals, log_z, self.direction, reason, done, elapsed, rows, bound)
+        shares = self.factor_marginals() if factors else None
+        return Result(labels, best, marginals, log_z, self.direction, reason, done, elapsed, rows, bound, shares)

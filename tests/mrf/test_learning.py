@@ -37,7 +37,7 @@ def test_factor_marginals_of_the_junction_tree_are_exact():
     graph, _ = small()
     labels = torch.tensor(list(itertools.product(*(range(c) for c in graph.cardinalities.tolist()))))
     p = graph.score(labels).softmax(0)
-    for group, found in zip(graph.groups, JunctionTree(graph).factor_marginals(), strict=True):
+    for group, found in zip(graph.groups, JunctionTree(graph).run(factors=True).factor_marginals, strict=True):
         expected = torch.zeros_like(found)
         for f in range(len(group)):
             expected[..., f].index_put_(tuple(labels[:, group.scopes[f]].t()), p, accumulate=True)
