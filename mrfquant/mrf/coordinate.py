@@ -21,7 +21,11 @@ from mrfquant.schedules import Constant, Schedule
 
 
 class CoordinateDescent(Solver):
-    """Sweeps over the colours; a subclass says how a variable answers to its field."""
+    """Sweeps over the colours; a subclass says how a variable answers to its field.
+
+    Args:
+        soft: the graph that fields are computed on; by default with a penalty for what is forbidden.
+    """
 
     def __init__(
         self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, soft: FactorGraph | None = None

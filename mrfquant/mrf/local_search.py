@@ -31,6 +31,7 @@ from mrfquant.schedules import Geometric
 
 HEATS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of the noise, as shares of what a wrong label costs
 WORK = 10**7  # table entries that the trees of a walk look at, roughly
+BLOCKS = 5000  # variables above which only trees are moved: to cut a block out takes time in their number
 SHARE = 0.15  # of the time that is left, for one start at most
 
 
@@ -88,7 +89,7 @@ class LocalSearch(Solver):
         for heat in HEATS:
             if not self.out_of_time:
                 self._walk(heat)
-        if self._energy == before:
+        if self._energy == before and len(self.graph) <= BLOCKS:
             self._sweep()
         self._idle = 0 if self._energy < before else self._idle + 1
         # Other moves may succeed where these failed, so an iteration without success is no end yet.
