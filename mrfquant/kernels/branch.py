@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mrfquant.kernels.dual import belief, collect, forbid
+from mrfquant.kernels.dual import belief, collect, forbid, smallest
 from mrfquant.kernels.layout import energy, jit
 
 WORTH = 0.01  # the share of the gap by which a variable's visit has to raise the bound for its neighbours to be visited
@@ -105,6 +105,33 @@ def possible(field, unary, v):
     for x in range(field.first[v], field.first[v + 1]):
         count += unary[x] < np.inf
     return count
+
+
+@jit()
+def propagate(field, unary):
+    """Make labels impossible, inf in `unary`, that a factor forbids together with all that is possible elsewhere.
+
+    A variable is visited again only when a neighbour has lost a label, so a long chain of consequences is no problem.
+    """
+    n = len(field.cards)
+    out, free, lam = np.empty(field.cards.max()), np.full(n, -1), np.zeros(field.start[-1])
+    queue, waiting, at = np.arange(n), np.ones(n, np.bool_), np.array([0, n])
+    for v in range(n):
+        for x in range(field.cards[v]):
+            if unary[field.first[v] + x] == np.inf:
+                forbid(field, unary, lam, v, x)
+    while at[0] < at[1]:
+        v = queue[at[0] % n]
+        at[0] += 1
+        waiting[v] = False
+        before = possible(field, unary, v)
+        for i in range(field.near[v], field.near[v + 1]):
+            smallest(field, lam, field.slots[i], free, out)
+            for x in range(field.cards[v]):
+                if out[x] == np.inf:
+                    forbid(field, unary, lam, v, x)
+        if possible(field, unary, v) < before:
+            wake(field, v, queue, waiting, at)
 
 
 @jit()

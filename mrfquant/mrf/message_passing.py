@@ -12,6 +12,7 @@ up to constants. Bethe: w = 1. Tree-reweighted: each variable has weight 1 for t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -19,12 +20,14 @@ from torch import Tensor
 
 from mrfquant.config.settings import Check, Damping, NonNegative, configurable
 from mrfquant.mrf.factor_graph import FactorGraph
+from mrfquant.mrf.groups import Group
 from mrfquant.mrf.pruning import possible_labels
 from mrfquant.mrf.solver import Direction, Solver
 
 # Messages are 0 at their largest. Those of labels that constraints rule out may fall for ever: below this, a change is
 # none that a marginal shows.
 FAR = -50.0
+PART = 2**20  # table entries of factors that are updated together
 SMALLEST = 1e-300  # a probability that a warm start takes over
 
 Share = Annotated[float, Check(lambda v: 0 < v <= 1, "a number above 0 and up to 1")]
@@ -61,7 +64,8 @@ class BeliefPropagation(Solver):
     ) -> None:
         super().__init__(graph, seed, start)
         self.mode, self.damping, self.schedule, self.share = mode, damping, schedule, share
-        self._groups = graph.couplings
+        self._parts = [list(_split(group)) for group in graph.couplings]
+        self._groups = [part for parts in self._parts for part in parts]
         self._hard = any(group.hard for group in graph.groups)
         possible = possible_labels(graph)
         self._unary = graph.unary().masked_fill(~possible, -math.inf)
@@ -112,10 +116,11 @@ class BeliefPropagation(Solver):
         return self._bethe()
 
     def factor_marginals(self) -> list[Tensor]:
-        couplings = iter(
+        joints = iter(
             self._joint(g, group.tables, self._incoming(g)).flatten(0, -2).softmax(0).view(group.tables.shape)
             for g, group in enumerate(self._groups)
         )
+        couplings = iter([torch.cat([next(joints) for _ in parts], -1) for parts in self._parts])
         u = self.marginals()
         return [group.gather(u, 0) if len(group.index) == 1 else next(couplings) for group in self.graph.groups]
 
@@ -194,6 +199,15 @@ class BeliefPropagation(Solver):
     def _draw(self, index: Tensor, noise: float) -> Tensor:
         drawn = torch.randn(index.shape, generator=self.generator, dtype=self.graph.dtype, device=self.graph.device)
         return drawn.mul_(noise)
+
+
+def _split(group: Group) -> Iterator[Group]:
+    """A group in parts that fit into a cache, and between which the clock is looked at."""
+    size = max(1, PART // math.prod(group.shape))
+    for begin in range(0, len(group), size):
+        part = slice(begin, begin + size)
+        index = tuple(places[:, part].contiguous() for places in group.index)
+        yield Group(group.scopes[part], group.tables[..., part], index, group.hard)
 
 
 def _along(message: Tensor, axis: int, dims: int) -> Tensor:

@@ -7,26 +7,24 @@ changes (generalised arc consistency).
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mrfquant.mrf.arrays import Arrays
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
-from mrfquant.mrf.groups import Group
 
 
 def possible_labels(graph: FactorGraph) -> Tensor:
     """For every label of every variable, flat, whether propagation leaves it: bool."""
     possible = ~torch.isneginf(graph.unary())
-    constraints = [group for group in graph.couplings if group.hard]
-    if not constraints and possible.all():
-        return possible
-    allowed = [~torch.isneginf(group.tables) for group in constraints]
-    changed = True
-    while changed:
-        before = possible.sum()
-        for group, table in zip(constraints, allowed, strict=True):
-            _propagate(group, table, possible)
-        changed = bool(possible.sum() < before)
+    if any(group.hard for group in graph.couplings):
+        from mrfquant.kernels.branch import propagate
+
+        arrays = Arrays(graph)
+        unary = arrays.unary.copy()
+        propagate(arrays.layout, unary)
+        possible = arrays.flat(unary < np.inf) > 0
     for c in graph.by_cardinality:
         if not c.planes(possible).any(0).all():
             raise Contradiction("the factors contradict each other: no labelling has a probability above 0")
@@ -60,16 +58,3 @@ def restrict(graph: FactorGraph, possible: Tensor) -> tuple[FactorGraph, Tensor]
             one = torch.tensor([v], device=graph.device)
             places[small.index(one)[:, 0]] = graph.index(one)[:, 0][rows[v].to(graph.device)]
     return small, places
-
-
-def _propagate(group: Group, allowed: Tensor, possible: Tensor) -> None:
-    """Drop the labels that have no support in a group's factors."""
-    axes = range(len(group.index))
-    joint = allowed
-    for axis in axes:
-        shape = [1] * joint.dim()
-        shape[axis], shape[-1] = group.index[axis].shape
-        joint = joint & group.gather(possible, axis).view(shape)
-    for axis in axes:
-        supported = joint.sum([a for a in axes if a != axis], dtype=torch.int64) > 0
-        possible[group.index[axis][~supported]] = False

@@ -171,7 +171,7 @@ class Solver(ABC):
         labels = self.labels()
         reason: Reason = "iterations"
         best, bound = self.graph.energy(labels).item(), self.bound()
-        done, look, residual = 0, 1, math.inf
+        done, look, value = 0, 1, self._log_z(best) if iterations < 1 else None
         while done < iterations:
             residual, done = self.step(), done + 1
             elapsed = time.perf_counter() - started
@@ -189,6 +189,5 @@ class Solver(ABC):
             if reason != "iterations":
                 break
         elapsed = time.perf_counter() - started
-        marginals, log_z = self.marginals(), self._log_z(best)
         shares = self.factor_marginals() if factors else None
-        return Result(labels, best, marginals, log_z, self.direction, reason, done, elapsed, rows, bound, shares)
+        return Result(labels, best, self.marginals(), value, self.direction, reason, done, elapsed, rows, bound, shares)
