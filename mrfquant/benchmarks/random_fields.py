@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import networkx as nx
@@ -176,9 +176,9 @@ def _choose(below: int, count: int, random: Random) -> list[int]:
     return torch.randperm(below, generator=random)[:count].tolist()
 
 
-def _tables(nodes: int, edges: object, labels: int, random: Random) -> FactorGraph:
+def _tables(nodes: int, edges: Iterable[tuple[int, int]], labels: int, random: Random) -> FactorGraph:
     factors: list = [([v], _normal(random, labels)) for v in range(nodes)]
-    factors += [(edge, _normal(random, labels, labels)) for edge in sorted(map(tuple, edges))]  # type: ignore[call-overload]
+    factors += [(edge, _normal(random, labels, labels)) for edge in sorted(edges)]
     return FactorGraph([labels] * nodes, factors)
 
 

@@ -59,8 +59,8 @@ class _LogPartition(torch.autograd.Function):
         return graph.uniform().new_tensor(result.log_z)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:  # type: ignore[override]
-        return (None, None, None, None, None, *(gradients[0] * p for p in ctx.saved_tensors))
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return (None, None, None, None, None, *(gradient * p for p in ctx.saved_tensors))
 
 
 def with_evidence(graph: FactorGraph, evidence: Sequence[Mapping[int, int]]) -> FactorGraph:
