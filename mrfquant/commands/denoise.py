@@ -142,8 +142,8 @@ def photograph() -> Tensor:
     from matplotlib import image
     from matplotlib.cbook import get_sample_data
 
-    with get_sample_data("grace_hopper.jpg") as file:
-        grey = torch.from_numpy(image.imread(file, format="jpg").copy()).double().mean(-1) / 255
+    path = str(get_sample_data("grace_hopper.jpg", asfileobj=False))
+    grey = torch.from_numpy(image.imread(path).copy()).double().mean(-1) / 255
     rows, columns = ((size - wanted) // 2 for size, wanted in zip(grey.shape, PHOTOGRAPH, strict=True))
     return grey[rows : rows + PHOTOGRAPH[0], columns : columns + PHOTOGRAPH[1]]
 
