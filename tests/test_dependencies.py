@@ -15,7 +15,14 @@ from mrfquant.config.extras import EXTRAS
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mrfquant"
 PACKAGES = {"gin": "gin-config", "PIL": "pillow"}  # modules that have another name than their package
-PEERS = {"jax", "pgmax", "pygms", "torchao", "entmax"}  # that `mrfquant bench --peers` compares with where they are
+PEERS = {
+    "jax",
+    "pgmax",
+    "pygms",
+    "torchao",
+    "entmax",
+    "pytoulbar2",
+}  # that `mrfquant bench --peers` compares with where they are
 # Modules that the others import within functions only, and the extra that they need.
 OPTIONAL = {
     "reports/figures.py": "reports",

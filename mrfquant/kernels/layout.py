@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
 
-try:
-    from mrfquant.kernels.jit import jit
+COMPILED = find_spec("numba") is not None
 
-    COMPILED = True
-except ImportError:  # the same loops without numba: right, and slow
-    COMPILED = False
 
-    def jit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """A decorator that leaves a function as it is."""
+def jit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: numba's, or where that is missing none at all: the same loops, right and slow."""
+    if not COMPILED:
         return lambda function: function
+    from mrfquant.kernels.jit import jit as compiled
+
+    return compiled(**options)
 
 
 class Layout(NamedTuple):
