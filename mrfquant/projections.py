@@ -1,14 +1,17 @@
 """Maps from R^d onto the simplex, one variable at a time, with their vector-Jacobian products in closed form.
 
-A map P takes auxiliary variables ũ and an inverse temperature beta to u = P(beta ũ). The variables come in one of two
+A map P takes auxiliary variables ũ and an inverse temperature beta to u = P(beta ũ). The variables come in one of three
 forms:
 
 planes  ũ and u of shape (d, m): plane λ holds label λ of every variable, so that neighbours in memory are
         neighbouring variables and every operation runs along them.
 pair    for d = 2, ã and t of shape (m,), where ũ = (-ã, ã) and u = ((1 - t) / 2, (1 + t) / 2). What the two planes
         have in common does not change u, so half of the numbers and of the work suffice.
+line    for ordered labels, a and t of shape (m,): ũ is a point of a line in R^d (see `Line`), and t is the mean of the
+        levels under u, from -1 for the lowest to 1 for the highest. For two labels it is the pair form.
 
-A gradient with respect to u has the same form: planes g (d, m), or for a pair the half difference δ = (g_2 - g_1) / 2.
+A gradient with respect to u has the same form: planes g (d, m), or for a pair the half difference δ = (g_2 - g_1) / 2;
+on the line δ is the gradient with respect to t.
 A constant added to all labels of a variable does not change a problem on the simplex, so g is centred over the labels
 before it meets a Jacobian; for the true Jacobians that makes no difference, for the approximate ones it makes both
 forms agree: a step along the pair's product moves ã as a step along the planes' product moves (ũ_2 - ũ_1) / 2.
@@ -27,6 +30,8 @@ from mrfquant.config.settings import Check, configurable
 from mrfquant.kernels import dispatch as fused
 
 SEARCH = 300  # steps towards auxiliary variables that give a wanted u
+BISECTIONS, START_REACH = 50, 10.0  # likewise on a line, and how far beyond its levels they lie, in units of 1 / beta
+PART = 2**16  # variables of a line whose planes are made at once: they need memory for a moment only
 NAMED = {"exact": (0.5, 1.0), "reference": (1.0, 0.5), "straight_through": (1.0, 0.0)}  # of the pair: factor and a
 Jacobian = Annotated[
     Literal["exact", "reference", "straight_through"] | float,
@@ -34,8 +39,50 @@ Jacobian = Annotated[
 ]
 
 
+class Line:
+    """The line ũ_λ = a p_λ - s p_λ² / 2 through R^d, for levels p from -(d - 1) to d - 1, 2 apart on average.
+
+    softmax takes it to u ∝ exp(-beta s (a / s - p)² / 2), the normal distribution around a / s on the levels: an
+    exponential family whose largest u is that of the level nearest to a / s. For two levels, p = (-1, 1), the square
+    plays no role and a is the pair form's ã, whatever s is.
+
+    A gradient v on ũ moves a by what comes closest to moving ũ: <p, v> / <p, p>, p less its mean.
+
+    Args:
+        levels: (d,) increasing, in any unit.
+        spacing: s, half the distance in a between neighbouring levels.
+    """
+
+    def __init__(self, levels: Tensor, spacing: float) -> None:
+        low, high = levels[0], levels[-1]
+        self.top = len(levels) - 1
+        self.p = (levels - (low + high) / 2) * (2 * self.top / (high - low))
+        self.spacing = spacing
+        self.shift = -spacing / 2 * self.p.square()
+        self.midpoints = spacing * (self.p[1:] + self.p[:-1]) / 2
+        self.centred = self.p - self.p.mean()
+        self.centre = self.p.mean().item() / self.top  # of t
+        self.square = self.centred.square().sum().item()
+
+    def planes(self, a: Tensor) -> Tensor:
+        """ũ (d, m) of a (m,)."""
+        return torch.addcmul(self.shift[:, None], self.p[:, None], a)
+
+    def pulled(self, v: Tensor) -> Tensor:
+        """The gradient with respect to a (m,) of one with respect to ũ (d, m)."""
+        return (self.centred @ v).div_(self.square)
+
+    def mean(self, u: Tensor) -> Tensor:
+        """t (m,) of u (d, m)."""
+        return (self.p @ u).div_(self.top)
+
+    def labels(self, a: Tensor) -> Tensor:
+        """The label of the largest ũ, the first of equals: int32 (m,)."""
+        return torch.bucketize(a, self.midpoints, out_int32=True)
+
+
 class Projection(ABC):
-    """u = P(beta ũ) in both forms, and the products of gradients with its Jacobian.
+    """u = P(beta ũ) in all forms, and the products of gradients with its Jacobian.
 
     A subclass writes `planes` and `planes_vjp`; the rest follows from them, and may be overridden where there is a
     faster way. `out` and the gradients given may be overwritten; u, t and the auxiliary variables are only read,
@@ -81,6 +128,30 @@ class Projection(ABC):
         """ã (m,) that is mapped to t (m,), strictly between -1 and 1."""
         first, second = self.planes_start(torch.stack([1 - t, 1 + t]).div_(2), beta)
         return (second - first) / 2
+
+    def line(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
+        """t (m,) of a (m,), the points of a line."""
+        parts = [line.mean(self.planes(line.planes(part), beta)) for part in aux.split(PART)]
+        return torch.cat(parts, out=out)
+
+    def line_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
+        """The gradient with respect to a (m,), in the sense of `Line`, of what has the gradient δ (m,) with respect to
+        t (m,)."""
+        for place, part in zip(delta.split(PART), aux.split(PART), strict=True):
+            planes = line.planes(part)
+            g = (line.centred / line.top)[:, None] * place
+            place.copy_(line.pulled(self.planes_vjp(self.planes(planes, beta), g, beta, planes)))
+        return delta
+
+    def line_start(self, t: Tensor, line: Line, beta: float) -> Tensor:
+        """a (m,) that is mapped to t (m,), strictly between -1 and 1: by bisection, since t grows with a."""
+        reach = line.spacing * line.top + START_REACH / beta
+        low, high = torch.full_like(t, -reach), torch.full_like(t, reach)
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            below = self.line(middle, line, beta) < t
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high) / 2
 
     def weights(self, aux: Tensor, q: Tensor, beta: float, out: Tensor, w: Tensor) -> None:
         """u (d, m) of ũ (d, m) into `out`, and the expected weights q u (m,) into w; q: (d,) levels."""
@@ -156,6 +227,14 @@ class Softmax(Projection):
             delta.addcmul_(delta * t, t, value=-self._a)
         return delta.mul_(beta * self._front)
 
+    def line_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
+        if self.jacobian == "straight_through":
+            return delta.mul_(beta / line.top)
+        if self.jacobian == "reference":  # the mean is all of u that it needs
+            off = t - line.centre
+            return delta.addcmul_(delta * off, off, value=-(line.top**2) / line.square).mul_(beta / line.top)
+        return super().line_vjp(t, delta, beta, aux, line)
+
     def weights(self, aux: Tensor, q: Tensor, beta: float, out: Tensor, w: Tensor) -> None:
         if fused.usable(aux, q, out, w):
             fused.weights(aux, q, beta, out, w)
@@ -227,6 +306,12 @@ class Hardmax(Projection):
 
     def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         return torch.sub(torch.gt(aux, 0).to(aux.dtype).mul_(2), 1, out=out)
+
+    def line(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
+        return torch.index_select(line.p / line.top, 0, line.labels(aux), out=out)
+
+    def line_start(self, t: Tensor, line: Line, beta: float) -> Tensor:
+        return t * (line.spacing * line.top)
 
     def planes_start(self, u: Tensor, beta: float) -> Tensor:
         return u.clone()

@@ -44,6 +44,7 @@ from mrfquant.projections import Hardmax, Projection, Softmax, Sparsemax
 from mrfquant.rounding import Rounded
 from mrfquant.schedules import Geometric, GeometricTo
 from mrfquant.testing import EnergyContract, InferenceContract, ProjectionContract, SolverContract
+from mrfquant.testing.contract import LEVEL_SETS
 from mrfquant.testing.fields import FEW, THIRD
 
 
@@ -102,6 +103,22 @@ class TestMirrorDescent(InferenceContract):
 class TestMeanField(InferenceContract):
     part = MeanField
     settings = {"damping": 0.97, "beta": GeometricTo(start=20.0, end=200.0)}
+
+
+def on_the_line(contract):
+    """The same contract for variables on the line of levels, three and more of them."""
+    return type(
+        f"{contract.__name__}OnTheLine", (contract,), {"labelling": {"form": "line"}, "level_sets": LEVEL_SETS[1:]}
+    )
+
+
+TestProximalMeanFieldOnTheLine = on_the_line(TestProximalMeanField)
+TestProximalMeanFieldExactOnTheLine = on_the_line(TestProximalMeanFieldExact)
+TestProximalMeanFieldStraightThroughOnTheLine = on_the_line(TestProximalMeanFieldStraightThrough)
+TestSparsemaxPGDOnTheLine = on_the_line(TestSparsemaxPGD)
+TestProximalICMOnTheLine = on_the_line(TestProximalICM)
+TestMirrorDescentOnTheLine = on_the_line(TestMirrorDescent)
+TestMeanFieldOnTheLine = on_the_line(TestMeanField)
 
 
 class TestBinaryConnect(InferenceContract):
