@@ -213,7 +213,7 @@ class ProjectedInference(Inference):
         return projection.pair(x, self.beta, out=block.w)
 
     def _spread(self, block: Block, x: Tensor, reach: float) -> Tensor:
-        """Random weights as far as the levels of a line reach, in place: small ones would all be nearest to one level."""
+        """Random weights as far as the levels of a line reach, in place: small ones would all have the same label."""
         for name in self.labelling.names_in(block):
             first, last = (place - block.start for place in self.labelling.labelled.spans[name])
             part = x[first:last]

@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 SMALLEST = 2**14  # values below which torch is as fast: small problems need not wait for numba
+PAIR, LINE, WIDE_LINE, NARROW_LINE = range(4)  # kinds of `Mean`
+LOG2E = math.log2(math.e)
+FADED = 17.0  # -log of a share of u that a float does not notice
+SMALLEST_LOG = 70.0  # -log of the smallest float that a sum of them may be
+POWERS = 14  # of a variable, multiplied and added in the time of an exponential
 SHARE = 2**22  # values that are worth a thread, while torch's own still spin from the operation before
 
 
@@ -40,14 +47,63 @@ def weights_vjp(u: Tensor, q: Tensor, w: Tensor, g: Tensor, beta: float, exact: 
     _run("exact_product" if exact else "reference_product", u, q, w, g, beta)
 
 
-def pair(aux: Tensor, beta: float, out: Tensor) -> None:
+@dataclass(frozen=True)
+class Mean:
+    """The kernel that maps auxiliary variables (m,) to t (m,), and what it has to know.
+
+    Attributes:
+        kind: which of the kernels in `mrfquant.kernels.simplex`.
+        scale: multiplies the variables in powers of two.
+        spacing: of the levels on a line.
+        neighbours: of the nearest level that count on either side.
+        first: levels, or coefficients of powers.
+        second: what goes with them.
+    """
+
+    kind: int
+    scale: float
+    spacing: float = 1.0
+    neighbours: int = 0
+    first: tuple[float, ...] = ()
+    second: tuple[float, ...] = ()
+
+    @classmethod
+    def of_pair(cls, beta: float) -> Mean:
+        """tanh(beta ã)."""
+        return cls(PAIR, 2 * beta * LOG2E)
+
+    @classmethod
+    def of_line(cls, p: Tensor, spacing: float, even: bool, beta: float) -> Mean:
+        """The mean of p under u ∝ exp(beta (a p - s p² / 2)), over the highest p; even levels are 2 apart.
+
+        At large beta only the nearest of them count: the others have less of u than a float's precision.
+        """
+        levels, top = p.double().numpy(), len(p) - 1
+        shift = -spacing / 2 * levels**2
+        if not even:
+            return cls(LINE, beta * LOG2E, first=tuple(levels), second=tuple(shift))
+        near = math.ceil(math.sqrt(0.25 + FADED / (2 * beta * spacing)) - 0.5)  # 2 beta s n (n + 1) > FADED
+        if top**2 * beta * spacing / 2 < SMALLEST_LOG and len(p) <= POWERS * near:
+            weights, none = np.exp(beta * shift), (0.0,) * (-len(p) % 4)  # the kernel takes four at a time
+            means = weights * levels / top
+            return cls(WIDE_LINE, 2 * beta * LOG2E, first=(*none, *weights), second=(*none, *means))
+        return cls(NARROW_LINE, 2 * beta * LOG2E, spacing, min(near, top), first=(top,))
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Of the kernel, between the variables and t."""
+        numbers = (np.float32(self.scale), np.float32(self.spacing), self.neighbours)
+        return (self.kind, *numbers, np.array(self.first, np.float32), np.array(self.second, np.float32))
+
+
+def mean(aux: Tensor, how: Mean, out: Tensor) -> None:
     """t into `out` (m,)."""
-    _run("tanh", aux, 2 * beta * math.log2(math.e), out)
+    _run("mean", aux, *how.arguments, out)
 
 
-def pair_vjp(t: Tensor, delta: Tensor, factor: float, a: float) -> None:
-    """factor (1 - a t²) δ into δ."""
-    _run("tanh_product", t, delta, factor, factor * a)
+def mean_vjp(t: Tensor, delta: Tensor, factor: float, share: float, centre: float = 0.0) -> None:
+    """factor (1 - share (t - centre)²) δ into δ."""
+    _run("mean_product", t, delta, factor, factor * share, centre)
 
 
 def sparsemax(aux: Tensor, beta: float, out: Tensor) -> None:
@@ -69,10 +125,16 @@ def _kernels() -> ModuleType | None:
     return projection_kernels
 
 
-def _run(name: str, first: Tensor, *others: Tensor | float) -> None:
+def _for_kernel(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        return argument.numpy()
+    return np.float32(argument) if isinstance(argument, float) else argument
+
+
+def _run(name: str, first: Tensor, *others: Any) -> None:
     """Call a kernel for all m variables of its first argument, of shape (m,) or (d, m)."""
     from mrfquant.kernels.jit import parallel_ranges
 
-    arrays = [a.numpy() if isinstance(a, Tensor) else np.float32(a) for a in (first, *others)]
+    arrays = [_for_kernel(argument) for argument in (first, *others)]
     m = first.shape[-1]
     parallel_ranges(functools.partial(getattr(_kernels(), name), *arrays), m, SHARE * m // first.numel())
