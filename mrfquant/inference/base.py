@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,6 +98,14 @@ class Inference(AsOptimizer):
     def labels(self, block: Block, x: Tensor) -> Tensor:
         """The label that each variable would be rounded to: int32 (m,)."""
 
+    def step_at_once(self, block: Block, x: Tensor) -> bool:
+        """Do what `gradient`, the optimizer and `project` would do, and clear `block.g`, where there is a faster way.
+
+        Returns:
+            Whether it is done.
+        """
+        return False
+
     def restore(self, block: Block, x: Tensor) -> None:
         """Rebuild what the solver keeps besides x and the weights, when both were just loaded."""
 
@@ -127,8 +135,10 @@ class Inference(AsOptimizer):
         if (scales := self.labelling.learned) is not None:
             scales.log.grad = scales.gradient(self.labelling.labelled.g, self.labelling.labelled.w)
         self.energy.begin_step((block, self.marginals(block, x)) for block, x in self.items())
-        for block, x in self.items():
-            x.grad = self.gradient(block, x)
+        self.hand_on_settings()
+        done = [not frozen and scales is None and self.step_at_once(block, x) for block, x in self.items()]
+        for (block, x), is_done in zip(self.items(), done, strict=True):
+            x.grad = None if is_done else self.gradient(block, x)
         self.labelling.free.w.grad = self.labelling.free.g  # zero_grad takes it away
         self.move_variables()
         for part, before in frozen:
@@ -138,13 +148,19 @@ class Inference(AsOptimizer):
         for x in self.variables:
             x.grad = None  # it may lie in a place that `project` writes to
         self.iteration += 1
-        self.project_all()
-        self.labelling.zero_gradient()
+        self._project([item for item, is_done in zip(self.items(), done, strict=True) if not is_done])
+        if all(done):
+            self.labelling.free.zero_gradient()
+        else:
+            self.labelling.zero_gradient()
 
     @torch.no_grad()
     def project_all(self) -> None:
         """Set the network's weights from the variables."""
-        for block, x in self.items():
+        self._project(self.items())
+
+    def _project(self, items: Iterable[tuple[Block, Tensor]]) -> None:
+        for block, x in items:
             self.project(block, x)
         self.labelling.publish()
 

@@ -21,12 +21,14 @@ from mrfquant.energies import Energy
 from mrfquant.errors import BadInput
 from mrfquant.inference.base import Inference, OptimizerRecipe
 from mrfquant.inference.entropies import Entropy
+from mrfquant.inference.one_pass import rule_of
+from mrfquant.kernels import dispatch
 from mrfquant.labelling import Block, Labelling
 from mrfquant.projections import Hardmax, Jacobian, Line, Projection, Softmax, Sparsemax
 from mrfquant.schedules import Constant, Geometric, GeometricTo, Schedule
 
-SPACING = 0.1  # of levels on the line, for random variables at beta 1: what these reach, and steps move within a run
-CLIPPED = 0.5  # likewise of variables that are kept in the simplex
+REACH = 0.2  # of a line, for random variables at beta 1: as far as steps move them within a run, for any levels
+CLIPPED = 0.5  # spacing on the line of variables that are kept in the simplex
 
 
 def auxiliary_gradient(
@@ -115,30 +117,31 @@ class ProjectedInference(Inference):
         self.projection, self.auxiliary, self.entropy = projection, auxiliary, entropy
         beta = beta or DefaultAnnealing(1.02, 1e3 if auxiliary else 10.0)
         several = [block for block in labelling.blocks if not block.is_pair]
-        spacing = self.spacing(labelling.start, beta(0, None))
-        self._lines = {b.start: Line(b.q, spacing) for b in several if auxiliary and b.form == "line"}
+        on_line = [block for block in several if auxiliary and block.form == "line"]
+        self._lines = {b.start: Line(b.q, self.spacing(b, labelling.start, beta(0, None))) for b in on_line}
         # u of every block that is kept as planes; a pair's u can be read off the weights, that of a line is computed
         # where it is asked for. The gradient is built in its place, since u is not needed any more once it is known.
         self._planes = {b.start: b.w.new_empty(b.d, b.m) for b in several if b.start not in self._lines}
         super().__init__(labelling, optimizer, beta, energy)
 
-    def spacing(self, start: str, beta: float) -> float:
+    def spacing(self, block: Block, start: str, beta: float) -> float:
         """Of the levels on a line, see `Line`.
 
         From a random start, the variables are small numbers; from weights, u is a normal distribution around them,
         whose mean they are if its deviation is half the distance of the levels.
 
         Args:
+            block: the levels.
             start: that of the labelling.
             beta: the first one.
         """
-        return (1.0 if start == "weights" else SPACING) / beta
+        return (1.0 if start == "weights" else REACH / (block.d - 1)) / beta
 
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
         if (line := self._lines.get(block.start)) is not None:
             return self._spread(block, draw(), line.spacing * line.top)
         aux = draw() if block.is_pair else torch.stack([draw() for _ in range(block.d)])
-        return aux if self.auxiliary else self._in_aux_form(block, self._project(block, aux))
+        return aux if self.auxiliary else self._in_aux_form(block, self._u_of(block, aux))
 
     def start_at(self, block: Block, w: Tensor) -> Tensor:
         if (line := self._lines.get(block.start)) is not None:
@@ -150,7 +153,9 @@ class ProjectedInference(Inference):
 
     def gradient(self, block: Block, x: Tensor) -> Tensor | None:
         if self.auxiliary:
-            return self._auxiliary_gradient(block, x, self.beta)
+            u = self._planes[block.start] if block.start in self._planes else block.mean_of_weights()
+            line = self._lines.get(block.start)
+            return auxiliary_gradient(self.energy, self.projection_of(block), block, u, x, self.product_beta, line)
         return self._on_variables(block, self.energy.gradient(block, self.marginals(block, x)))
 
     def project(self, block: Block, x: Tensor) -> None:
@@ -159,10 +164,37 @@ class ProjectedInference(Inference):
             self.projection_of(block).weights(x, block.q, self.beta, planes, block.w)
             block.apply_scale()
             return
-        u = self._project(block, x)
+        u = self._u_of(block, x)
         if not self.auxiliary:
             x.copy_(self._in_aux_form(block, u))
         (block.write_mean if planes is None else block.write)(u)  # comes last: t lies where the weights go
+
+    @property
+    def product_beta(self) -> float:
+        """Beta in the product with the Jacobian."""
+        return self.beta
+
+    def step_at_once(self, block: Block, x: Tensor) -> bool:
+        if not self._plain or block.start in self._planes or self.energy.weight_gradient(block) is not block.g:
+            return False
+        tensors = [tensor for tensor in (x, block.g, block.w, block.scale) if tensor is not None]
+        if not dispatch.usable(*tensors):
+            return False
+        assert isinstance(self.projection, Softmax)
+        line = self._lines.get(block.start)
+        factors = self.projection.mean_factors(self.product_beta, line)
+        if factors is None or (rule := rule_of(self.optimizer, x)) is None:
+            return False
+        how = self.projection.mean_kernel(self.schedule(self.iteration + 1, self.budget), line)
+        levels = (block.levels.middle, block.levels.half_gap)
+        dispatch.step(x, block.g, block.w, block.scale, levels, factors, rule, how)
+        return True
+
+    @property
+    def _plain(self) -> bool:
+        """Whether a step is the one written here, for softmax."""
+        own = all(getattr(type(self), name) is getattr(ProjectedInference, name) for name in ("gradient", "project"))
+        return own and self.auxiliary and self.entropy is None and type(self.projection) is Softmax
 
     def labels(self, block: Block, x: Tensor) -> Tensor:
         if self.entropy is not None:
@@ -192,18 +224,13 @@ class ProjectedInference(Inference):
         assert isinstance(self.projection, Softmax)
         return self.entropy.projection(block, self.projection, self.energy)
 
-    def _auxiliary_gradient(self, block: Block, x: Tensor, beta: float) -> Tensor:
-        u = self._planes[block.start] if block.start in self._planes else block.mean_of_weights()
-        line = self._lines.get(block.start)
-        return auxiliary_gradient(self.energy, self.projection_of(block), block, u, x, beta, line)
-
     def _on_variables(self, block: Block, g: Tensor) -> Tensor:
         """A gradient on u as one on variables that are moved without a Jacobian."""
         if (line := self._lines.get(block.start)) is not None:
             return line.pulled(g)
         return g if block.is_pair else g.sub_(g.mean(0))
 
-    def _project(self, block: Block, x: Tensor) -> Tensor:
+    def _u_of(self, block: Block, x: Tensor) -> Tensor:
         """u of the variables; t, in the place of the weights, where these have one number each."""
         projection = self.projection_of(block)
         if (planes := self._planes.get(block.start)) is not None:
@@ -294,7 +321,7 @@ class ProximalICM(ProjectedInference):
         self.clip, self._nearest = clip, Sparsemax()
         super().__init__(labelling, optimizer, Hardmax(), Constant(1.0), energy, True, None)
 
-    def spacing(self, start: str, beta: float) -> float:
+    def spacing(self, block: Block, start: str, beta: float) -> float:
         return CLIPPED
 
     def project(self, block: Block, x: Tensor) -> None:
@@ -325,6 +352,6 @@ class MirrorDescent(ProjectedInference):
         projection = Softmax("straight_through")
         super().__init__(labelling, optimizer, projection, beta or DefaultAnnealing(1.02, 1e4), energy, True, None)
 
-    def gradient(self, block: Block, x: Tensor) -> Tensor:
-        # The mirror map's gradient is that of E with respect to u: beta enters the projection only.
-        return self._auxiliary_gradient(block, x, 1.0)
+    @property
+    def product_beta(self) -> float:
+        return 1.0  # the mirror map's gradient is that of E with respect to u: beta enters the projection only

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -106,6 +107,37 @@ def mean_vjp(t: Tensor, delta: Tensor, factor: float, share: float, centre: floa
     _run("mean_product", t, delta, factor, factor * share, centre)
 
 
+def step(
+    x: Tensor,
+    g: Tensor,
+    w: Tensor,
+    scale: Tensor | None,
+    levels: tuple[float, float],
+    product: tuple[float, float, float],
+    rule: tuple[str, tuple[float, ...], Tensor, Tensor],
+    how: Mean,
+) -> None:
+    """Move x along the product with g (`mean_vjp`) by the rule of an optimizer, write w, and clear g: (m,) each.
+
+    Args:
+        x: auxiliary variables.
+        g: the gradient with respect to w.
+        w: the weights before and after.
+        scale: of every weight, if not 1.
+        levels: their middle, and half the gap between the lowest and the highest.
+        product: f, a and c of `mean_vjp`.
+        rule: 'adam' or 'sgd', its settings, and its two running averages, see `mrfquant.inference.one_pass.Rule`.
+        how: the map from x to t, of which w is made.
+    """
+    from mrfquant.kernels import steps
+
+    kind, settings, first, second = rule
+    factor, share, centre = product
+    every = w.new_empty(0) if scale is None else scale
+    numbers = [np.array(values, np.float32) for values in (levels, (factor, factor * share, centre), settings)]
+    _call(steps.step, x, g, w, every, *numbers[:2], kind == "adam", numbers[2], first, second, *how.arguments)
+
+
 def sparsemax(aux: Tensor, beta: float, out: Tensor) -> None:
     """u into `out` (d, m), which may be ũ itself."""
     _run("sparsemax", aux, beta, out)
@@ -133,8 +165,12 @@ def _for_kernel(argument: Any) -> Any:
 
 def _run(name: str, first: Tensor, *others: Any) -> None:
     """Call a kernel for all m variables of its first argument, of shape (m,) or (d, m)."""
+    _call(getattr(_kernels(), name), first, *others)
+
+
+def _call(kernel: Callable[..., None], first: Tensor, *others: Any) -> None:
     from mrfquant.kernels.jit import parallel_ranges
 
     arrays = [_for_kernel(argument) for argument in (first, *others)]
     m = first.shape[-1]
-    parallel_ranges(functools.partial(getattr(_kernels(), name), *arrays), m, SHARE * m // first.numel())
+    parallel_ranges(functools.partial(kernel, *arrays), m, SHARE * m // first.numel())

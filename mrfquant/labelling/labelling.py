@@ -79,7 +79,7 @@ class Labelling:
         groups: Groups | None = None,
         group_size: Count = 64,
         reach: Positive = 2.0,
-        form: Form = "planes",
+        form: Form = "line",
     ) -> None:
         if isinstance(scale, bool) or (not isinstance(scale, str) and not 0 < scale < math.inf):
             raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel', 'group' or a number above 0")

@@ -105,20 +105,20 @@ class TestMeanField(InferenceContract):
     settings = {"damping": 0.97, "beta": GeometricTo(start=20.0, end=200.0)}
 
 
-def on_the_line(contract):
-    """The same contract for variables on the line of levels, three and more of them."""
+def on_planes(contract):
+    """The same contract with a variable for each label, as in the paper."""
     return type(
-        f"{contract.__name__}OnTheLine", (contract,), {"labelling": {"form": "line"}, "level_sets": LEVEL_SETS[1:]}
+        f"{contract.__name__}OnPlanes", (contract,), {"labelling": {"form": "planes"}, "level_sets": LEVEL_SETS[1:]}
     )
 
 
-TestProximalMeanFieldOnTheLine = on_the_line(TestProximalMeanField)
-TestProximalMeanFieldExactOnTheLine = on_the_line(TestProximalMeanFieldExact)
-TestProximalMeanFieldStraightThroughOnTheLine = on_the_line(TestProximalMeanFieldStraightThrough)
-TestSparsemaxPGDOnTheLine = on_the_line(TestSparsemaxPGD)
-TestProximalICMOnTheLine = on_the_line(TestProximalICM)
-TestMirrorDescentOnTheLine = on_the_line(TestMirrorDescent)
-TestMeanFieldOnTheLine = on_the_line(TestMeanField)
+TestProximalMeanFieldOnPlanes = on_planes(TestProximalMeanField)
+TestProximalMeanFieldExactOnPlanes = on_planes(TestProximalMeanFieldExact)
+TestProximalMeanFieldStraightThroughOnPlanes = on_planes(TestProximalMeanFieldStraightThrough)
+TestSparsemaxPGDOnPlanes = on_planes(TestSparsemaxPGD)
+TestProximalICMOnPlanes = on_planes(TestProximalICM)
+TestMirrorDescentOnPlanes = on_planes(TestMirrorDescent)
+TestMeanFieldOnPlanes = on_planes(TestMeanField)
 
 
 class TestBinaryConnect(InferenceContract):
