@@ -64,8 +64,8 @@ class Line:
         self.centred = self.p - self.p.mean()
         self.centre = self.p.mean().item() / self.top  # of t
         self.square = self.centred.square().sum().item()
-        steps = self.p.diff()
-        self.even = bool((steps - 2).abs().max() < 1e-5)
+        self.levels = tuple(self.p.tolist())
+        self.even = bool((self.p.diff() - 2).abs().max() < 1e-5)
 
     def planes(self, a: Tensor) -> Tensor:
         """ũ (d, m) of a (m,)."""
@@ -198,7 +198,7 @@ class Softmax(Projection):
         """What compiles `line`, or `pair` without one."""
         if line is None:
             return fused.Mean.of_pair(beta)
-        return fused.Mean.of_line(line.p, line.spacing, line.even, beta)
+        return fused.Mean.of_line(line.levels, line.spacing, line.even, beta)
 
     def mean_factors(self, beta: float, line: Line | None) -> tuple[float, float, float] | None:
         """(f, a, c) where the product with δ is f (1 - a (t - c)²) δ, for a pair or a line; None if it is not."""
@@ -244,7 +244,9 @@ class Softmax(Projection):
         return super().line(aux, line, beta, out)
 
     def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
-        return self._mean_vjp(t, delta, *self.mean_factors(beta, None))
+        factors = self.mean_factors(beta, None)
+        assert factors is not None
+        return self._mean_vjp(t, delta, *factors)
 
     def line_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
         if (factors := self.mean_factors(beta, line)) is None:

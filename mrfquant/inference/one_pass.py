@@ -16,6 +16,9 @@ from torch import Tensor
 OTHERS = ("amsgrad", "maximize", "nesterov", "capturable", "differentiable")  # settings that it does not know
 
 
+NOTHING = torch.empty(0)
+
+
 class Rule(NamedTuple):
     """What an optimizer does to a tensor at its next step, its counter moved on.
 
@@ -62,8 +65,7 @@ def _adam(group: dict[str, Any], state: dict[str, Any], x: Tensor) -> Rule | Non
 
 def _sgd(group: dict[str, Any], state: dict[str, Any], x: Tensor) -> Rule:
     momentum, share = group["momentum"], 1 - group["dampening"]
-    nothing = x.new_empty(0)
     if momentum and state.get("momentum_buffer") is None:
         state["momentum_buffer"], share = torch.zeros_like(x), 1.0  # the first gradient as it is
     settings = (group["weight_decay"], momentum, share, -group["lr"])
-    return Rule("sgd", settings, state["momentum_buffer"] if momentum else nothing, nothing)
+    return Rule("sgd", settings, state["momentum_buffer"] if momentum else NOTHING, NOTHING)

@@ -11,7 +11,7 @@ is projected right after each step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from mrfquant.inference.entropies import Entropy
 from mrfquant.inference.one_pass import rule_of
 from mrfquant.kernels import dispatch
 from mrfquant.labelling import Block, Labelling
-from mrfquant.projections import Hardmax, Jacobian, Line, Projection, Softmax, Sparsemax
+from mrfquant.projections import PART, Hardmax, Jacobian, Line, Projection, Softmax, Sparsemax
 from mrfquant.schedules import Constant, Geometric, GeometricTo, Schedule
 
 REACH = 0.2  # of a line, for random variables at beta 1: as far as steps move them within a run, for any levels
@@ -216,6 +216,13 @@ class ProjectedInference(Inference):
         if (line := self._lines.get(block.start)) is not None:
             return self.projection_of(block).planes(line.planes(x), self.beta)
         return block.mean_of_weights() if block.is_pair else self._planes[block.start]
+
+    def marginal_parts(self, block: Block, x: Tensor) -> Iterator[Tensor]:
+        if block.start not in self._lines or self.entropy is not None:
+            yield self.marginals(block, x)
+        else:
+            for part in x.split(PART):
+                yield self.marginals(block, part)
 
     def projection_of(self, block: Block) -> Projection:
         """The map from the auxiliary variables of a block to its u."""

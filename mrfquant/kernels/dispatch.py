@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -25,6 +25,7 @@ LOG2E = math.log2(math.e)
 FADED = 17.0  # -log of a share of u that a float does not notice
 SMALLEST_LOG = 70.0  # -log of the smallest float that a sum of them may be
 POWERS = 14  # of a variable, multiplied and added in the time of an exponential
+NOTHING = np.zeros(0, np.float32)
 SHARE = 2**22  # values that are worth a thread, while torch's own still spin from the operation before
 
 
@@ -74,12 +75,12 @@ class Mean:
         return cls(PAIR, 2 * beta * LOG2E)
 
     @classmethod
-    def of_line(cls, p: Tensor, spacing: float, even: bool, beta: float) -> Mean:
+    def of_line(cls, p: Sequence[float], spacing: float, even: bool, beta: float) -> Mean:
         """The mean of p under u ∝ exp(beta (a p - s p² / 2)), over the highest p; even levels are 2 apart.
 
         At large beta only the nearest of them count: the others have less of u than a float's precision.
         """
-        levels, top = p.double().numpy(), len(p) - 1
+        levels, top = np.array(p), len(p) - 1
         shift = -spacing / 2 * levels**2
         if not even:
             return cls(LINE, beta * LOG2E, first=tuple(levels), second=tuple(shift))
@@ -133,7 +134,7 @@ def step(
 
     kind, settings, first, second = rule
     factor, share, centre = product
-    every = w.new_empty(0) if scale is None else scale
+    every = NOTHING if scale is None else scale
     numbers = [np.array(values, np.float32) for values in (levels, (factor, factor * share, centre), settings)]
     _call(steps.step, x, g, w, every, *numbers[:2], kind == "adam", numbers[2], first, second, *how.arguments)
 

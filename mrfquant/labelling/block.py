@@ -143,7 +143,7 @@ class Block:
 
     def sample(self, u: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A label for each variable, drawn from its u: int32 (m,)."""
-        draw = torch.rand(self.m, generator=generator, device=u.device, dtype=u.dtype)
+        draw = torch.rand(u.shape[-1], generator=generator, device=u.device, dtype=u.dtype)
         if self.is_pair:
             return (draw < (1 + u) / 2).int()
         return (draw >= u.cumsum(0)[:-1]).sum(0).int()

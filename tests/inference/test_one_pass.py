@@ -89,7 +89,7 @@ OTHERS = {
     "a product that needs u": {"jacobian": "exact"},
     "another projection": {"solver": SparsemaxPGD},
     "an optimizer that is not fused": {"optimizer": functools.partial(torch.optim.Adam, lr=0.01)},
-    "another optimizer": {"optimizer": functools.partial(torch.optim.Adagrad, lr=0.01)},
+    "another optimizer": {"optimizer": functools.partial(torch.optim.RMSprop, lr=0.01)},
     "a variant": {"optimizer": functools.partial(torch.optim.Adam, lr=0.01, amsgrad=True, fused=True)},
 }
 
