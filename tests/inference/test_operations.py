@@ -26,7 +26,8 @@ from mrfquant.training import Trainer
 
 TWO, FOUR = {"levels": (-1, 1)}, {"levels": (-2, -1, 1, 2)}
 PLANES = {**FOUR, "form": "planes"}
-# Solver, settings of the labelling, the most operators a step may call, and the most bytes it may ask for, in units of a weight's 4.
+# Solver, settings of the labelling, the most operators a step may call, and the most bytes it may ask for, in units of
+# a weight's 4.
 # Lower them when a step gets better; a step that needs more has to say why.
 BUDGETS = {
     "PMF, 2 levels": (ProximalMeanField, TWO, 11, 1),
