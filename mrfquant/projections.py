@@ -31,7 +31,7 @@ from mrfquant.kernels import dispatch as fused
 
 SEARCH = 300  # steps towards auxiliary variables that give a wanted u
 BISECTIONS, START_REACH = 50, 10.0  # likewise on a line, and how far beyond its levels they lie, in units of 1 / beta
-PART = 2**16  # variables of a line whose planes are made at once: they need memory for a moment only
+PART = 2**18  # variables of a line whose planes are made at once: they need memory for a moment only
 # Of the pair's product factor (1 - share t²).
 NAMED = {"exact": (0.5, 1.0), "reference": (1.0, 0.5), "straight_through": (1.0, 0.0)}
 Jacobian = Annotated[
