@@ -19,8 +19,10 @@ forms agree: a step along the pair's product moves ã as a step along the planes
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -65,7 +67,7 @@ class Line:
         self.centre = self.p.mean().item() / self.top  # of t
         self.square = self.centred.square().sum().item()
         self.levels = tuple(self.p.tolist())
-        self.even = bool((self.p.diff() - 2).abs().max() < 1e-5)
+        self.grid = _grid(self.levels)
 
     def planes(self, a: Tensor) -> Tensor:
         """ũ (d, m) of a (m,)."""
@@ -198,7 +200,7 @@ class Softmax(Projection):
         """What compiles `line`, or `pair` without one."""
         if line is None:
             return fused.Mean.of_pair(beta)
-        return fused.Mean.of_line(line.levels, line.spacing, line.even, beta)
+        return fused.Mean.of_line(line.levels, line.spacing, line.grid, beta)
 
     def mean_factors(self, beta: float, line: Line | None) -> tuple[float, float, float] | None:
         """(f, a, c) where the product with δ is f (1 - a (t - c)²) δ, for a pair or a line; None if it is not."""
@@ -349,6 +351,15 @@ class Hardmax(Projection):
 
     def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
         return delta.masked_fill_(aux.abs() > 0.5, 0)
+
+
+def _grid(levels: Sequence[float]) -> int:
+    """Into how many equal steps levels from -x to x cut the line, if they lie on its points; 0 if they do not."""
+    steps = [high - low for low, high in itertools.pairwise(levels)]
+    whole = [step / min(steps) for step in steps]
+    symmetric = all(abs(low + high) < 1e-4 for low, high in zip(levels, reversed(levels), strict=True))
+    on_grid = all(abs(count - round(count)) < 1e-4 for count in whole)
+    return round(sum(whole)) if symmetric and on_grid else 0
 
 
 def _descending(z: Tensor) -> list[Tensor]:

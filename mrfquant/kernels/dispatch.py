@@ -75,21 +75,31 @@ class Mean:
         return cls(PAIR, 2 * beta * LOG2E)
 
     @classmethod
-    def of_line(cls, p: Sequence[float], spacing: float, even: bool, beta: float) -> Mean:
-        """The mean of p under u ∝ exp(beta (a p - s p² / 2)), over the highest p; even levels are 2 apart.
+    def of_line(cls, p: Sequence[float], spacing: float, grid: int, beta: float) -> Mean:
+        """The mean of p under u ∝ exp(beta (a p - s p² / 2)), over the highest p.
 
-        At large beta only the nearest of them count: the others have less of u than a float's precision.
+        At large beta only the nearest levels count: the others have less of u than a float's precision.
+
+        Args:
+            p: the levels, from 1 - d to d - 1.
+            spacing: s.
+            grid: the number of equal steps between the lowest and the highest, on whose points the levels lie; 0 if on
+                none. It is d - 1 for even levels, 2 apart.
+            beta: the inverse temperature.
         """
         levels, top = np.array(p), len(p) - 1
-        shift = -spacing / 2 * levels**2
-        if not even:
-            return cls(LINE, beta * LOG2E, first=tuple(levels), second=tuple(shift))
         near = math.ceil(math.sqrt(0.25 + FADED / (2 * beta * spacing)) - 0.5)  # 2 beta s n (n + 1) > FADED
-        if top**2 * beta * spacing / 2 < SMALLEST_LOG and len(p) <= POWERS * near:
-            weights, none = np.exp(beta * shift), (0.0,) * (-len(p) % 4)  # the kernel takes four at a time
-            means = weights * levels / top
-            return cls(WIDE_LINE, 2 * beta * LOG2E, first=(*none, *weights), second=(*none, *means))
-        return cls(NARROW_LINE, 2 * beta * LOG2E, spacing, min(near, top), first=(top,))
+        exponentials = near if grid == top else len(p)  # by the other kernels
+        if grid and top**2 * beta * spacing / 2 < SMALLEST_LOG and grid < POWERS * exponentials:
+            step = 2 * top / grid
+            places, weights = np.rint((levels + top) / step).astype(int), np.zeros(grid + 1 + -(grid + 1) % 4)
+            weights[places - (grid + 1)] = np.exp(-beta * spacing / 2 * levels**2)  # at the end: four at a time
+            means = weights.copy()
+            means[places - (grid + 1)] *= levels / top
+            return cls(WIDE_LINE, step * beta * LOG2E, first=tuple(weights), second=tuple(means))
+        if grid == top:
+            return cls(NARROW_LINE, 2 * beta * LOG2E, spacing, min(near, top), first=(top,))
+        return cls(LINE, beta * LOG2E, first=tuple(p), second=tuple(-spacing / 2 * levels**2))
 
     @property
     def arguments(self) -> tuple[Any, ...]:

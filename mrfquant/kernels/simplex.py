@@ -105,10 +105,10 @@ def line(aux, scale, p, shift, out, start, stop):
 
 @jit(**OPTIONS)
 def wide_line(aux, scale, weights, means, out, start, stop):
-    """t for even levels while all of them count: polynomials in z = 2^(-scale |a|), four powers at a time.
+    """t for levels on a grid while all of them count: polynomials in z = 2^(-scale |a|), four powers at a time.
 
     Args:
-        weights: of the powers of z, the highest first: u of the levels at a = 0, the lowest level first.
+        weights: of the powers of z, the highest first: u of the points of the grid at a = 0, the lowest first.
         means: these times the levels.
     """
     z, total, mean = np.empty(TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32)

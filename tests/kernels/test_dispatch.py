@@ -53,7 +53,13 @@ def test_pair(beta):
     assert torch.allclose(out.double(), (aux.double() * beta).tanh(), atol=1e-6, rtol=0)
 
 
-LINES = {"3": (-1, 0, 1), "4 uneven": (-2, -1, 1, 2), "5 not symmetric": (-1, 0, 1, 2, 5), "4 bits": range(16)}
+LINES = {
+    "3": (-1, 0, 1),
+    "4 uneven": (-2, -1, 1, 2),
+    "6 uneven": (-4, -2, -1, 1, 2, 4),
+    "5 not symmetric": (-1, 0, 1, 2, 5),
+    "4 bits": range(16),
+}
 
 
 @pytest.mark.usefixtures("_threads")
