@@ -31,7 +31,13 @@ from .energies import Energy as Energy, FirstOrderTaylor as FirstOrderTaylor, Pa
 from .inference.entropies import Entropy as Entropy, TreeEntropy as TreeEntropy
 
 # maps onto the simplex
-from .projections import Hardmax as Hardmax, Projection as Projection, Softmax as Softmax, Sparsemax as Sparsemax
+from .projections import (
+    Hardmax as Hardmax,
+    Line as Line,
+    Projection as Projection,
+    Softmax as Softmax,
+    Sparsemax as Sparsemax,
+)
 
 # schedules of beta and of the learning rate
 from .schedules import (

@@ -1,14 +1,17 @@
 """Maps from R^d onto the simplex, one variable at a time, with their vector-Jacobian products in closed form.
 
-A map P takes auxiliary variables ũ and an inverse temperature beta to u = P(beta ũ). The variables come in one of two
+A map P takes auxiliary variables ũ and an inverse temperature beta to u = P(beta ũ). The variables come in one of three
 forms:
 
 planes  ũ and u of shape (d, m): plane λ holds label λ of every variable, so that neighbours in memory are
         neighbouring variables and every operation runs along them.
 pair    for d = 2, ã and t of shape (m,), where ũ = (-ã, ã) and u = ((1 - t) / 2, (1 + t) / 2). What the two planes
         have in common does not change u, so half of the numbers and of the work suffice.
+line    for ordered labels, a and t of shape (m,): ũ is a point of a line in R^d (see `Line`), and t is the mean of the
+        levels under u, from -1 for the lowest to 1 for the highest. For two labels it is the pair form.
 
-A gradient with respect to u has the same form: planes g (d, m), or for a pair the half difference δ = (g_2 - g_1) / 2.
+A gradient with respect to u has the same form: planes g (d, m), or for a pair the half difference δ = (g_2 - g_1) / 2;
+on the line δ is the gradient with respect to t.
 A constant added to all labels of a variable does not change a problem on the simplex, so g is centred over the labels
 before it meets a Jacobian; for the true Jacobians that makes no difference, for the approximate ones it makes both
 forms agree: a step along the pair's product moves ã as a step along the planes' product moves (ũ_2 - ũ_1) / 2.
@@ -16,8 +19,10 @@ forms agree: a step along the pair's product moves ã as a step along the planes
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -27,15 +32,62 @@ from mrfquant.config.settings import Check, configurable
 from mrfquant.kernels import dispatch as fused
 
 SEARCH = 300  # steps towards auxiliary variables that give a wanted u
-NAMED = {"exact": (0.5, 1.0), "reference": (1.0, 0.5), "straight_through": (1.0, 0.0)}  # of the pair: factor and a
+BISECTIONS, START_REACH = 50, 10.0  # likewise on a line, and how far beyond its levels they lie, in units of 1 / beta
+PART = 2**18  # variables of a line whose planes are made at once: they need memory for a moment only
+# Of the pair's product factor (1 - share t²).
+NAMED = {"exact": (0.5, 1.0), "reference": (1.0, 0.5), "straight_through": (1.0, 0.0)}
 Jacobian = Annotated[
     Literal["exact", "reference", "straight_through"] | float,
     Check(lambda v: v in NAMED or 0 <= v <= 1, f"one of {', '.join(NAMED)} or a number between 0 and 1"),
 ]
 
 
+class Line:
+    """The line ũ_λ = a p_λ - s p_λ² / 2 through R^d, for levels p from -(d - 1) to d - 1, 2 apart on average.
+
+    softmax takes it to u ∝ exp(-beta s (a / s - p)² / 2), the normal distribution around a / s on the levels: an
+    exponential family whose largest u is that of the level nearest to a / s. For two levels, p = (-1, 1), the square
+    plays no role and a is the pair form's ã, whatever s is.
+
+    A gradient v on ũ moves a by what comes closest to moving ũ: <p, v> / <p, p>, p less its mean.
+
+    Args:
+        levels: (d,) increasing, in any unit.
+        spacing: s, half the distance in a between neighbouring levels.
+    """
+
+    def __init__(self, levels: Tensor, spacing: float) -> None:
+        low, high = levels[0], levels[-1]
+        self.top = len(levels) - 1
+        self.p = (levels - (low + high) / 2) * (2 * self.top / (high - low))
+        self.spacing = spacing
+        self.shift = -spacing / 2 * self.p.square()
+        self.midpoints = spacing * (self.p[1:] + self.p[:-1]) / 2
+        self.centred = self.p - self.p.mean()
+        self.centre = self.p.mean().item() / self.top  # of t
+        self.square = self.centred.square().sum().item()
+        self.levels = tuple(self.p.tolist())
+        self.grid = _grid(self.levels)
+
+    def planes(self, a: Tensor) -> Tensor:
+        """ũ (d, m) of a (m,)."""
+        return torch.addcmul(self.shift[:, None], self.p[:, None], a)
+
+    def pulled(self, v: Tensor) -> Tensor:
+        """The gradient with respect to a (m,) of one with respect to ũ (d, m)."""
+        return (self.centred @ v).div_(self.square)
+
+    def mean(self, u: Tensor) -> Tensor:
+        """t (m,) of u (d, m)."""
+        return (self.p @ u).div_(self.top)
+
+    def labels(self, a: Tensor) -> Tensor:
+        """The label of the largest ũ, the first of equals: int32 (m,)."""
+        return torch.bucketize(a, self.midpoints, out_int32=True)
+
+
 class Projection(ABC):
-    """u = P(beta ũ) in both forms, and the products of gradients with its Jacobian.
+    """u = P(beta ũ) in all forms, and the products of gradients with its Jacobian.
 
     A subclass writes `planes` and `planes_vjp`; the rest follows from them, and may be overridden where there is a
     faster way. `out` and the gradients given may be overwritten; u, t and the auxiliary variables are only read,
@@ -82,6 +134,30 @@ class Projection(ABC):
         first, second = self.planes_start(torch.stack([1 - t, 1 + t]).div_(2), beta)
         return (second - first) / 2
 
+    def line(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
+        """t (m,) of a (m,), the points of a line."""
+        parts = [line.mean(self.planes(line.planes(part), beta)) for part in aux.split(PART)]
+        return torch.cat(parts, out=out)
+
+    def line_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
+        """The gradient with respect to a (m,), in the sense of `Line`, of what has the gradient δ (m,) with respect to
+        t (m,)."""
+        for place, part in zip(delta.split(PART), aux.split(PART), strict=True):
+            planes = line.planes(part)
+            g = (line.centred / line.top)[:, None] * place
+            place.copy_(line.pulled(self.planes_vjp(self.planes(planes, beta), g, beta, planes)))
+        return delta
+
+    def line_start(self, t: Tensor, line: Line, beta: float) -> Tensor:
+        """a (m,) that is mapped to t (m,), strictly between -1 and 1: by bisection, since t grows with a."""
+        reach = line.spacing * line.top + START_REACH / beta
+        low, high = torch.full_like(t, -reach), torch.full_like(t, reach)
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            below = self.line(middle, line, beta) < t
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high) / 2
+
     def weights(self, aux: Tensor, q: Tensor, beta: float, out: Tensor, w: Tensor) -> None:
         """u (d, m) of ũ (d, m) into `out`, and the expected weights q u (m,) into w; q: (d,) levels."""
         torch.mv(self.planes(aux, beta, out).t(), q, out=w)
@@ -118,8 +194,23 @@ class Softmax(Projection):
 
     def __init__(self, jacobian: Jacobian = "reference") -> None:
         self.jacobian = jacobian
-        # of the pair's product
         self._front, self._a = NAMED[jacobian] if isinstance(jacobian, str) else (1.0, jacobian)
+
+    def mean_kernel(self, beta: float, line: Line | None) -> fused.Mean:
+        """What compiles `line`, or `pair` without one."""
+        if line is None:
+            return fused.Mean.of_pair(beta)
+        return fused.Mean.of_line(line.levels, line.spacing, line.grid, beta)
+
+    def mean_factors(self, beta: float, line: Line | None) -> tuple[float, float, float] | None:
+        """(f, a, c) where the product with δ is f (1 - a (t - c)²) δ, for a pair or a line; None if it is not."""
+        if line is None:
+            return beta * self._front, self._a, 0.0
+        if self.jacobian == "straight_through":
+            return beta / line.top, 0.0, 0.0
+        if self.jacobian == "reference":  # the mean is all of u that it needs
+            return beta / line.top, line.top**2 / line.square, line.centre
+        return None
 
     def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         # The maximum goes before beta is multiplied in: beta times a large ũ may be infinite, beta times 0 is 0.
@@ -129,7 +220,7 @@ class Softmax(Projection):
 
     def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         if out is not None and fused.usable(aux, out):
-            fused.pair(aux, beta, out)
+            fused.mean(aux, self.mean_kernel(beta, None), out)
             return out
         # tanh x = 2 sigmoid(2x) - 1, which vectorises better: a third of the time on the CPU, the same to 2e-7.
         return torch.mul(aux, 2 * beta, out=out).sigmoid_().mul_(2).sub_(1)
@@ -148,13 +239,30 @@ class Softmax(Projection):
         exact = (g - expected).mul_(u)
         return exact if self.jacobian == "exact" else g.mul_(1 - self._a).add_(exact, alpha=self._a * len(u))
 
+    def line(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
+        if out is not None and fused.usable(aux, out):
+            fused.mean(aux, self.mean_kernel(beta, line), out)
+            return out
+        return super().line(aux, line, beta, out)
+
     def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
+        factors = self.mean_factors(beta, None)
+        assert factors is not None
+        return self._mean_vjp(t, delta, *factors)
+
+    def line_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
+        if (factors := self.mean_factors(beta, line)) is None:
+            return super().line_vjp(t, delta, beta, aux, line)
+        return self._mean_vjp(t, delta, *factors)
+
+    def _mean_vjp(self, t: Tensor, delta: Tensor, factor: float, share: float, centre: float) -> Tensor:
         if fused.usable(t, delta):
-            fused.pair_vjp(t, delta, beta * self._front, self._a)
+            fused.mean_vjp(t, delta, factor, share, centre)
             return delta
-        if self._a:
-            delta.addcmul_(delta * t, t, value=-self._a)
-        return delta.mul_(beta * self._front)
+        t = t - centre if centre else t
+        if share:
+            delta.addcmul_(delta * t, t, value=-share)
+        return delta.mul_(factor)
 
     def weights(self, aux: Tensor, q: Tensor, beta: float, out: Tensor, w: Tensor) -> None:
         if fused.usable(aux, q, out, w):
@@ -228,6 +336,12 @@ class Hardmax(Projection):
     def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         return torch.sub(torch.gt(aux, 0).to(aux.dtype).mul_(2), 1, out=out)
 
+    def line(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
+        return torch.index_select(line.p / line.top, 0, line.labels(aux), out=out)
+
+    def line_start(self, t: Tensor, line: Line, beta: float) -> Tensor:
+        return t * (line.spacing * line.top)
+
     def planes_start(self, u: Tensor, beta: float) -> Tensor:
         return u.clone()
 
@@ -237,6 +351,15 @@ class Hardmax(Projection):
 
     def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
         return delta.masked_fill_(aux.abs() > 0.5, 0)
+
+
+def _grid(levels: Sequence[float]) -> int:
+    """Into how many equal steps levels from -x to x cut the line, if they lie on its points; 0 if they do not."""
+    steps = [high - low for low, high in itertools.pairwise(levels)]
+    whole = [step / min(steps) for step in steps]
+    symmetric = all(abs(low + high) < 1e-4 for low, high in zip(levels, reversed(levels), strict=True))
+    on_grid = all(abs(count - round(count)) < 1e-4 for count in whole)
+    return round(sum(whole)) if symmetric and on_grid else 0
 
 
 def _descending(z: Tensor) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,19 @@ from torch.nn import functional
 
 from mrfquant.benchmarks.timing import Options, Row, in_turns, peer, ratios
 from mrfquant.inference import ProximalMeanField
-from mrfquant.labelling import Labelling
+from mrfquant.labelling import Labelling, LevelSet, uniform
+from mrfquant.labelling.block import Form
 from mrfquant.models import VGG, LeNet5, LeNet300, ResNet
 
-LEVELS = {2: (-1, 1), 4: (-2, -1, 1, 2)}
+LEVELS: dict[int, Sequence[float] | LevelSet] = {
+    2: (-1, 1),
+    3: (-1, 0, 1),
+    4: (-2, -1, 1, 2),
+    8: uniform(3),
+    16: uniform(4),
+}
+ON_PLANES = (3, 4)  # numbers of levels that are measured in this form, too
+BITS = {"1 bit": 1, "ternary": 0, "2 bits": 2}  # PARQ's, and what it calls them
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 # Name -> (recipe, shape of a batch). The paper's batches on CIFAR are of 128 images: with a quarter of that the suite
 # takes minutes, and what PMF adds to a step counts for more.
@@ -55,12 +64,12 @@ class Float:
 class PMF(Float):
     """The same step with the weights on `d` levels."""
 
-    def __init__(self, build: Callable[[], Any], shape: tuple[int, ...], d: int) -> None:
-        self.d = d
+    def __init__(self, build: Callable[[], Any], shape: tuple[int, ...], d: int, form: Form = "line") -> None:
+        self.d, self.form = d, form
         super().__init__(build, shape)
 
     def prepare(self, adam: Callable[..., Any]) -> None:
-        self.solver = ProximalMeanField(Labelling(self.model, LEVELS[self.d]), adam)
+        self.solver = ProximalMeanField(Labelling(self.model, LEVELS[self.d], form=self.form), adam)
 
     def update(self) -> None:
         self.solver.step()
@@ -71,17 +80,23 @@ class PMF(Float):
 
 
 class PARQ(Float):
-    """The same step by torchao's PARQ with its defaults, tensors of two or more dimensions at one bit."""
+    """The same step by torchao's PARQ with its defaults, tensors of two or more dimensions at so many bits."""
 
-    def __init__(self, build: Callable[[], Any], shape: tuple[int, ...], parq: Any) -> None:
-        self.parq = parq
+    def __init__(self, build: Callable[[], Any], shape: tuple[int, ...], parq: Any, bits: int) -> None:
+        self.parq, self.bits = parq, bits
         super().__init__(build, shape)
 
     def prepare(self, adam: Callable[..., Any]) -> None:
         weights = [p for p in self.model.parameters() if p.dim() > 1]
         others = [p for p in self.model.parameters() if p.dim() < 2]
-        base = adam([{"params": weights, "quant_bits": 1}, {"params": others}])
+        base = adam([{"params": weights, "quant_bits": self.bits}, {"params": others}])
         self.optimizer = self.parq.QuantOptimizer(base, self.parq.LSBQuantizer(), self.parq.ProxHardQuant())
+
+
+def _quantized(build: Callable[[], Any], shape: tuple[int, ...]) -> dict[str, Float]:
+    """PMF with every number of levels on the line, and with some of them on planes."""
+    sides: dict[str, Float] = {f"d={d}": PMF(build, shape, d) for d in LEVELS}
+    return sides | {f"d={d}, planes": PMF(build, shape, d, "planes") for d in ON_PLANES}
 
 
 def _state(optimizer: Any) -> list[Any]:
@@ -98,9 +113,9 @@ def measure_steps(options: Options) -> Iterator[tuple[str, Row]]:
     parq = peer("torchao.prototype.parq", "torchao") if options.peers else None
     for name in options.models:
         build, shape = NETWORKS[name]
-        sides = {"float": Float(build, shape), **{f"d={d}": PMF(build, shape, d) for d in LEVELS}}
+        sides = {"float": Float(build, shape), **_quantized(build, shape)}
         if parq and name.startswith("lenet"):  # on large networks the step is the network's, whatever quantizes it
-            sides["PARQ"] = PARQ(build, shape, parq)
+            sides |= {f"PARQ, {called}": PARQ(build, shape, parq, bits) for called, bits in BITS.items()}
         yield name, ratios(in_turns(sides, options))
 
 
@@ -116,5 +131,6 @@ def measure_memory(options: Options) -> Iterator[tuple[str, Row]]:
         plain = Float(build, (2, *image))
         plain.optimizer.zero_grad = lambda: None  # keep the gradients, to count them
         reference = kept(plain)
-        pmf = {f"d={d}": {"ratio": kept(PMF(build, (2, *image), d)) / reference} for d in LEVELS}
+        sides = _quantized(build, (2, *image))
+        pmf = {side: {"ratio": kept(pmf) / reference} for side, pmf in sides.items()}
         yield name, {"float, MB": reference / 1e6, **pmf}

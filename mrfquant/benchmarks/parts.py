@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mrfquant.benchmarks.networks import LEVELS, NETWORKS, PMF, Float
+from mrfquant.benchmarks.networks import NETWORKS, PMF, Float
 from mrfquant.benchmarks.timing import Options, Row, in_turns
 from mrfquant.kernels import dispatch as fused
+from mrfquant.labelling.block import Form
+
+FORMS: tuple[tuple[int, Form], ...] = ((2, "line"), (4, "line"), (4, "planes"))
 
 
 class Stopwatch:
@@ -54,14 +57,18 @@ def measure_parts(options: Options) -> Iterator[tuple[str, Row]]:
     """
     build, shape = NETWORKS["lenet300"]
     plain = Float(build, shape)
-    quantized = {f"PMF, d={d}": PMF(build, shape, d) for d in LEVELS}
-    quantized |= {f"PMF, d={d}, torch's operations": Unfused(build, shape, d) for d in LEVELS}
+    quantized: dict[str, PMF] = {}
+    for d, form in FORMS:
+        name = f"PMF, d={d}" + (", planes" if form == "planes" else "")
+        quantized[name] = PMF(build, shape, d, form)
+        quantized[f"{name}, torch's operations"] = Unfused(build, shape, d, form)
     sides = {"float": plain, **quantized}
     watches = {"float": Stopwatch({"optimizer": (plain, "update")})}
     for name, side in quantized.items():
         solver = side.solver
         methods: dict[str, tuple[Any, str]] = {"product": (solver, "gradient"), "optimizer": (solver.optimizer, "step")}
-        methods |= {"projection": (solver, "project_all"), "clearing": (solver.labelling, "zero_gradient")}
+        methods |= {"projection": (solver, "_project"), "clearing": (solver.labelling, "zero_gradient")}
+        methods["one pass"] = (solver, "step_at_once")
         watches[name] = Stopwatch(methods)
     laps: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
 

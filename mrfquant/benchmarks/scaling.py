@@ -16,9 +16,11 @@ from mrfquant.benchmarks.timing import Options, Row, in_turns
 from mrfquant.errors import BadInput
 from mrfquant.inference import ProximalMeanField
 from mrfquant.labelling import Labelling
+from mrfquant.labelling.block import Form
 
 SIZES = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
 LEVELS = (2, 3, 4, 8, 16)
+FORMS: dict[Form, str] = {"line": "", "planes": ", planes"}  # and what rows say of them
 MIDDLE = 1_000_000  # parameters at which d varies
 PARAMETERS, GPU_MEMORY, GPU_BANDWIDTH, GPUS, LINK_BANDWIDTH = 10**9, 80e9, 2.0e12, 8, 300e9  # an A100 with NVLink
 SOME = 4_000  # parameters at which traffic is counted; so few that torch's own operations run, as on a GPU
@@ -27,14 +29,13 @@ SOME = 4_000  # parameters at which traffic is counted; so few that torch's own 
 class Update:
     """What PMF does for m parameters of d levels between two backward passes."""
 
-    def __init__(self, m: int, d: int) -> None:
+    def __init__(self, m: int, d: int, form: Form = "line") -> None:
         torch.manual_seed(0)
         self.model = nn.Module()
         self.model.w = nn.Parameter(torch.randn(m))
         levels = [2 * k - (d - 1) for k in range(d)]
-        self.solver = ProximalMeanField(
-            Labelling(self.model, levels), lambda p: torch.optim.Adam(p, lr=1e-3, fused=True)
-        )
+        labelling = Labelling(self.model, levels, form=form)
+        self.solver = ProximalMeanField(labelling, lambda p: torch.optim.Adam(p, lr=1e-3, fused=True))
         self.g = torch.randn(m)
 
     def __call__(self) -> None:
@@ -57,20 +58,21 @@ def measure_scaling(options: Options) -> Iterator[tuple[str, Row]]:
             times.append(seconds)
             yield f"d={d}, m={m:,}", row
         yield f"d={d}: time ~ m^", {"exponent": exponent(SIZES, times)}
-    times = []
-    for d in LEVELS:
-        row, seconds = _update(MIDDLE, d, options)
-        times.append(seconds)
-        yield f"m={MIDDLE:,}, d={d}", row
-    # Two levels keep one plane, not two, and lie below the line of the others.
-    yield "planes: time ~ d^", {"exponent": exponent(LEVELS[1:], times[1:])}
-    for d in (2, 4):
-        yield f"{PARAMETERS:,} parameters, d={d}", billion(d)
+    for form, of in FORMS.items():
+        times = []
+        for d in LEVELS[1:]:
+            row, seconds = _update(MIDDLE, d, options, form)
+            times.append(seconds)
+            yield f"m={MIDDLE:,}, d={d}{of}", row
+        yield f"{form}: time ~ d^", {"exponent": exponent(LEVELS[1:], times)}
+    yield f"{PARAMETERS:,} parameters, d=2", billion(2)
+    for form, of in FORMS.items():
+        yield f"{PARAMETERS:,} parameters, d=4{of}", billion(4, form)
 
 
-def _update(m: int, d: int, options: Options) -> tuple[Row, float]:
+def _update(m: int, d: int, options: Options, form: Form = "line") -> tuple[Row, float]:
     try:
-        update = Update(m, d)
+        update = Update(m, d, form)
         seconds = statistics.median(in_turns({"update": update}, options)["update"])
     except RuntimeError as error:
         raise BadInput(f"{m:,} parameters of {d} levels do not fit in memory: {str(error).splitlines()[0]}") from None
@@ -82,13 +84,13 @@ def exponent(sizes: Sequence[float], times: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(times), 1)[0])
 
 
-def billion(d: int) -> dict[str, Any]:
+def billion(d: int, form: Form = "line") -> dict[str, Any]:
     """Arithmetic, not measured: memory and traffic per parameter times a billion.
 
     Every GPU of a data-parallel run keeps all variables, so eight do not need less memory each; a ring moves
     2 (n - 1) / n of the gradient's 4 bytes a parameter in and out of each.
     """
-    update = Update(SOME, d)
+    update = Update(SOME, d, form)
     update()
     with Operations() as counted:
         update()

@@ -30,7 +30,7 @@ def rebuild(
     from mrfquant.training.experiment import Experiment
 
     # The weights that it started from are not needed any more, and may be gone.
-    config = Config(folder.config, ["Experiment.weights = None", *bindings], imports, trusted=False)
+    config = Config(folder.config, ["Experiment.weights = None", *folder.bindings(), *bindings], imports, trusted=False)
     with config.locate_errors():
         experiment = configured(Experiment, device=choose_device(device), data_root=data_root(data))
         return experiment, experiment.trainer()

@@ -95,10 +95,13 @@ class AsOptimizer(torch.optim.Optimizer, ABC):
             raise BadInput("a solver's parameters are those of its labelling: build both anew to add some")
         super().add_param_group(param_group)
 
-    def move_variables(self) -> None:
-        """Step the inner optimizer, with the settings that `param_groups` has now."""
+    def hand_on_settings(self) -> None:
+        """Give the inner optimizer the settings that `param_groups` has now."""
         for ours, inner in zip(self.param_groups, self.optimizer.param_groups, strict=True):
             inner.update((name, value) for name, value in ours.items() if name != "params")
+
+    def move_variables(self) -> None:
+        """Step the inner optimizer."""
         for part in self._views:
             part.tensor.grad = None if part.base.grad is None else part.of(part.base.grad)
         type(self.optimizer).step(self.optimizer)

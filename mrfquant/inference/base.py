@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,12 +98,25 @@ class Inference(AsOptimizer):
     def labels(self, block: Block, x: Tensor) -> Tensor:
         """The label that each variable would be rounded to: int32 (m,)."""
 
+    def step_at_once(self, block: Block, x: Tensor) -> bool:
+        """Do what `gradient`, the optimizer and `project` would do, and clear `block.g`, where there is a faster way.
+
+        Returns:
+            Whether it is done.
+        """
+        return False
+
     def restore(self, block: Block, x: Tensor) -> None:
         """Rebuild what the solver keeps besides x and the weights, when both were just loaded."""
 
     def marginals(self, block: Block, x: Tensor) -> Tensor | None:
         """The present u in the block's form, or None for a solver that has none."""
         return None
+
+    def marginal_parts(self, block: Block, x: Tensor) -> Iterator[Tensor]:
+        """The same for some variables after the other, where u is not kept and takes much memory; nothing without u."""
+        if (u := self.marginals(block, x)) is not None:
+            yield u
 
     def items(self) -> Iterator[tuple[Block, Tensor]]:
         """Every block with its variables."""
@@ -127,10 +140,13 @@ class Inference(AsOptimizer):
         if (scales := self.labelling.learned) is not None:
             scales.log.grad = scales.gradient(self.labelling.labelled.g, self.labelling.labelled.w)
         self.energy.begin_step((block, self.marginals(block, x)) for block, x in self.items())
-        for block, x in self.items():
-            x.grad = self.gradient(block, x)
+        self.hand_on_settings()
+        done = [not frozen and scales is None and self.step_at_once(block, x) for block, x in self.items()]
+        for (block, x), is_done in zip(self.items(), done, strict=True):
+            x.grad = None if is_done else self.gradient(block, x)
         self.labelling.free.w.grad = self.labelling.free.g  # zero_grad takes it away
-        self.move_variables()
+        if not all(done) or len(self.labelling.free):
+            self.move_variables()
         for part, before in frozen:
             part.copy_(before)
         if scales is not None:
@@ -138,13 +154,19 @@ class Inference(AsOptimizer):
         for x in self.variables:
             x.grad = None  # it may lie in a place that `project` writes to
         self.iteration += 1
-        self.project_all()
-        self.labelling.zero_gradient()
+        self._project([item for item, is_done in zip(self.items(), done, strict=True) if not is_done])
+        if all(done):
+            self.labelling.free.zero_gradient()
+        else:
+            self.labelling.zero_gradient()
 
     @torch.no_grad()
     def project_all(self) -> None:
         """Set the network's weights from the variables."""
-        for block, x in self.items():
+        self._project(self.items())
+
+    def _project(self, items: Iterable[tuple[Block, Tensor]]) -> None:
+        for block, x in items:
             self.project(block, x)
         self.labelling.publish()
 
@@ -179,9 +201,9 @@ class Inference(AsOptimizer):
     @contextmanager
     def sampled(self, generator: torch.Generator | None = None) -> Iterator[None]:
         """Within the block the network computes with labels drawn from u."""
-        if (us := self._us()) is None:
+        if (labels := self._of_u(lambda block, u: block.sample(u, generator))) is None:
             raise BadInput(f"{type(self).__name__} has no distribution over labels to sample from")
-        with self._weights([block.sample(u, generator) for block, u in us]):
+        with self._weights(labels):
             yield
 
     @contextmanager
@@ -217,22 +239,18 @@ class Inference(AsOptimizer):
         labels = self._look()
         figures["flips"] = sum((a != b).sum().item() for a, b in zip(labels, self._looked, strict=True)) / m
         self._looked = labels
-        if (us := self._us()) is not None:
-            figures["entropy"] = sum(block.entropy(u).sum(dtype=torch.float64).item() for block, u in us) / m
+        if (entropies := self._of_u(Block.entropy)) is not None:
+            figures["entropy"] = sum(entropy.sum(dtype=torch.float64).item() for entropy in entropies) / m
             figures["decided"] = self._decided()
         return figures
 
     @torch.no_grad()
     def layer_entropy(self) -> dict[str, float]:
         """Mean entropy of u in bits per weight for every labelled parameter; nothing for a solver without u."""
-        if (us := self._us()) is None:
+        if (found := self._of_u(Block.entropy)) is None:
             return {}
-        found: dict[str, float] = {}
-        entropies = {block.start: block.entropy(u) for block, u in us}
-        for name, (first, last) in self.labelling.labelled.spans.items():
-            start = self.labelling.block_of(name).start
-            found[name] = entropies[start][first - start : last - start].mean().item()
-        return found
+        entropies = torch.cat([self.labelling.labelled.w[:0], *found])  # the blocks are one after another
+        return {n: entropies[first:last].mean().item() for n, (first, last) in self.labelling.labelled.spans.items()}
 
     def solution(self) -> dict[str, Any]:
         """Where the solver stands, without what it needs only to go on: enough to round or to sample again."""
@@ -317,18 +335,23 @@ class Inference(AsOptimizer):
     @torch.no_grad()
     def _decided(self) -> float:
         """The share of weights that u has decided; 1 for a solver without u."""
-        if (us := self._us()) is None or not us:
+        if not (found := self._of_u(Block.decided)):
             return 1.0
-        return sum(block.decided(u).sum().item() for block, u in us) / len(self.labelling)
+        return sum(decided.sum().item() for decided in found) / len(self.labelling)
 
     def _look(self) -> list[Tensor]:
         """The labels of every block, small and on the host."""
         return [self.labels(b, x).to("cpu", torch.uint8 if b.d <= 256 else torch.int32) for b, x in self.items()]
 
-    def _us(self) -> list[tuple[Block, Tensor]] | None:
-        """Every block with its u, or None for a solver that has none."""
-        us = [(block, u) for block, x in self.items() if (u := self.marginals(block, x)) is not None]
-        return us if len(us) == len(self.variables) else None
+    def _of_u(self, function: Callable[[Block, Tensor], Tensor]) -> list[Tensor] | None:
+        """What a function says about the u of each variable (m,), for every block; None for a solver without u."""
+        found = []
+        for block, x in self.items():
+            parts = [function(block, u) for u in self.marginal_parts(block, x)]
+            if not parts:
+                return None
+            found.append(parts[0] if len(parts) == 1 else torch.cat(parts))
+        return found
 
     def _first(self, block: Block) -> Tensor:
         """The variables at the start, at the network's weights or at random."""

@@ -45,9 +45,10 @@ class MeanField(ProjectedInference):
         super().__init__(labelling, optimizer, projection, beta, energy, auxiliary=True, entropy=entropy)
 
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
-        # Scaled so that the first u is as undecided as the other solvers' is at beta = 1.
-        return super().start(block, draw).div_(self.beta)
+        # Scaled so that the first u is as undecided as the other solvers' is at beta = 1; on a line it is.
+        x = super().start(block, draw)
+        return x if block.start in self._lines else x.div_(self.beta)
 
     def gradient(self, block: Block, x: Tensor) -> None:
         g = self.energy.gradient(block, self.marginals(block, x))
-        x.mul_(self.damping).sub_(g if block.is_pair else g.sub_(g.mean(0)), alpha=1 - self.damping)
+        x.mul_(self.damping).sub_(self._on_variables(block, g), alpha=1 - self.damping)

@@ -11,7 +11,7 @@ is projected right after each step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -21,24 +21,49 @@ from mrfquant.energies import Energy
 from mrfquant.errors import BadInput
 from mrfquant.inference.base import Inference, OptimizerRecipe
 from mrfquant.inference.entropies import Entropy
+from mrfquant.inference.one_pass import rule_of
+from mrfquant.kernels import dispatch
 from mrfquant.labelling import Block, Labelling
-from mrfquant.projections import Hardmax, Jacobian, Projection, Softmax, Sparsemax
+from mrfquant.projections import PART, Hardmax, Jacobian, Line, Projection, Softmax, Sparsemax
 from mrfquant.schedules import Constant, Geometric, GeometricTo, Schedule
+
+REACH = 0.2  # of a line, for random variables at beta 1: as far as steps move them within a run, for any levels
+CLIPPED = 0.5  # spacing on the line of variables that are kept in the simplex
 
 
 def auxiliary_gradient(
-    energy: Energy, projection: Projection, block: Block, u: Tensor, aux: Tensor, beta: float
+    energy: Energy,
+    projection: Projection,
+    block: Block,
+    u: Tensor,
+    aux: Tensor,
+    beta: float,
+    line: Line | None = None,
 ) -> Tensor:
-    """The gradient of E^k(P(beta ũ)) with respect to ũ at u = P(beta ũ). May overwrite `block.g` and planes u."""
+    """The gradient of E^k(P(beta ũ)) with respect to ũ at u = P(beta ũ). May overwrite `block.g` and planes u.
+
+    Args:
+        energy: E^k.
+        projection: P.
+        block: whose weights are u q.
+        u: in the block's form; t for the points of a line.
+        aux: ũ.
+        beta: the inverse temperature.
+        line: of a block that is on one.
+    """
     g = energy.weight_gradient(block)
+    if g is None and line is not None:
+        planes = line.planes(aux)
+        u = projection.planes(planes, beta)
+        return line.pulled(projection.planes_vjp(u, energy.gradient(block, u), beta, planes))
     if g is None:
         vjp = projection.pair_vjp if block.is_pair else projection.planes_vjp
         return vjp(u, energy.gradient(block, u), beta, aux)
     # The same in the place of g and u: no new tensor of their size. w is taken for u q.
     g = g if block.scale is None else g.mul_(block.scale)
-    if block.is_pair:
+    if block.is_pair or line:
         delta = g if block.levels.half_gap == 1 else g.mul_(block.levels.half_gap)
-        return projection.pair_vjp(u, delta, beta, aux)
+        return projection.line_vjp(u, delta, beta, aux, line) if line else projection.pair_vjp(u, delta, beta, aux)
     w = block.unscaled_weights()
     if block.mean_level:
         w = w - block.mean_level
@@ -90,54 +115,114 @@ class ProjectedInference(Inference):
                 "projection = @Softmax(), or leave the entropy out"
             )
         self.projection, self.auxiliary, self.entropy = projection, auxiliary, entropy
-        # u of every block that is kept as planes; a pair's u can be read off the weights. The gradient is built in its
-        # place, since u is not needed any more once the gradient is known.
-        self._planes = {b.start: b.variables() for b in labelling.blocks if not b.is_pair}
-        super().__init__(labelling, optimizer, beta or DefaultAnnealing(1.02, 1e3 if auxiliary else 10.0), energy)
+        beta = beta or DefaultAnnealing(1.02, 1e3 if auxiliary else 10.0)
+        several = [block for block in labelling.blocks if not block.is_pair]
+        on_line = [block for block in several if auxiliary and block.form == "line"]
+        self._lines = {b.start: Line(b.q, self.spacing(b, labelling.start, beta(0, None))) for b in on_line}
+        # u of every block that is kept as planes; a pair's u can be read off the weights, that of a line is computed
+        # where it is asked for. The gradient is built in its place, since u is not needed any more once it is known.
+        self._planes = {b.start: b.w.new_empty(b.d, b.m) for b in several if b.start not in self._lines}
+        super().__init__(labelling, optimizer, beta, energy)
+
+    def spacing(self, block: Block, start: str, beta: float) -> float:
+        """Of the levels on a line, see `Line`.
+
+        From a random start, the variables are small numbers; from weights, u is a normal distribution around them,
+        whose mean they are if its deviation is half the distance of the levels.
+
+        Args:
+            block: the levels.
+            start: that of the labelling.
+            beta: the first one.
+        """
+        return (1.0 if start == "weights" else REACH / (block.d - 1)) / beta
 
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
+        if (line := self._lines.get(block.start)) is not None:
+            return self._spread(block, draw(), line.spacing * line.top)
         aux = draw() if block.is_pair else torch.stack([draw() for _ in range(block.d)])
-        return aux if self.auxiliary else self._in_aux_form(block, self._project(block, aux))
+        return aux if self.auxiliary else self._in_aux_form(block, self._u_of(block, aux))
 
     def start_at(self, block: Block, w: Tensor) -> Tensor:
+        if (line := self._lines.get(block.start)) is not None:
+            return self.projection.line_start(block.mean_around(w), line, self.beta)
         u = block.around(w)
         if not self.auxiliary:
             return self._in_aux_form(block, u)
         return (self.projection.pair_start if block.is_pair else self.projection.planes_start)(u, self.beta)
 
     def gradient(self, block: Block, x: Tensor) -> Tensor | None:
-        u = self.marginals(block, x)
         if self.auxiliary:
-            return auxiliary_gradient(self.energy, self.projection_of(block), block, u, x, self.beta)
-        g = self.energy.gradient(block, u)
-        return g if block.is_pair else g.sub_(g.mean(0))
+            u = self._planes[block.start] if block.start in self._planes else block.mean_of_weights()
+            line = self._lines.get(block.start)
+            return auxiliary_gradient(self.energy, self.projection_of(block), block, u, x, self.product_beta, line)
+        return self._on_variables(block, self.energy.gradient(block, self.marginals(block, x)))
 
     def project(self, block: Block, x: Tensor) -> None:
-        if self.auxiliary and not block.is_pair:
-            self.projection_of(block).weights(x, block.q, self.beta, self._planes[block.start], block.w)
+        planes = self._planes.get(block.start)
+        if self.auxiliary and planes is not None:
+            self.projection_of(block).weights(x, block.q, self.beta, planes, block.w)
             block.apply_scale()
             return
-        u = self._project(block, x)
+        u = self._u_of(block, x)
         if not self.auxiliary:
             x.copy_(self._in_aux_form(block, u))
-        block.write(u)  # comes last: a pair's u lies where the weights go
+        (block.write_mean if planes is None else block.write)(u)  # comes last: t lies where the weights go
+
+    @property
+    def product_beta(self) -> float:
+        """Beta in the product with the Jacobian."""
+        return self.beta
+
+    def step_at_once(self, block: Block, x: Tensor) -> bool:
+        if not self._plain or block.start in self._planes or self.energy.weight_gradient(block) is not block.g:
+            return False
+        tensors = [tensor for tensor in (x, block.g, block.w, block.scale) if tensor is not None]
+        if not dispatch.usable(*tensors):
+            return False
+        assert isinstance(self.projection, Softmax)
+        line = self._lines.get(block.start)
+        factors = self.projection.mean_factors(self.product_beta, line)
+        if factors is None or (rule := rule_of(self.optimizer, x)) is None:
+            return False
+        how = self.projection.mean_kernel(self.schedule(self.iteration + 1, self.budget), line)
+        levels = (block.levels.middle, block.levels.half_gap)
+        dispatch.step(x, block.g, block.w, block.scale, levels, factors, rule, how)
+        return True
+
+    @property
+    def _plain(self) -> bool:
+        """Whether a step is the one written here, for softmax."""
+        own = all(getattr(type(self), name) is getattr(ProjectedInference, name) for name in ("gradient", "project"))
+        return own and self.auxiliary and self.entropy is None and type(self.projection) is Softmax
 
     def labels(self, block: Block, x: Tensor) -> Tensor:
-        return block.likeliest(x if self.entropy is None else self.marginals(block, x))
+        if self.entropy is not None:
+            return block.likeliest(self.marginals(block, x))
+        line = self._lines.get(block.start)
+        return block.likeliest(x) if line is None else line.labels(x)
 
     def settings(self) -> dict[str, float]:
         return super().settings() | ({"beta": self.beta} if self.relaxed else {})
 
     def restore(self, block: Block, x: Tensor) -> None:
-        if not block.is_pair:
+        if (planes := self._planes.get(block.start)) is not None:
             if self.auxiliary:  # by the operations of `project`, so that it is the same u to the bit
-                w = torch.empty_like(block.w)
-                self.projection_of(block).weights(x, block.q, self.beta, self._planes[block.start], w)
+                self.projection_of(block).weights(x, block.q, self.beta, planes, torch.empty_like(block.w))
             else:
-                self._planes[block.start].copy_(x)
+                planes.copy_(x)
 
     def marginals(self, block: Block, x: Tensor) -> Tensor:
-        return block.pair_of_weights() if block.is_pair else self._planes[block.start]
+        if (line := self._lines.get(block.start)) is not None:
+            return self.projection_of(block).planes(line.planes(x), self.beta)
+        return block.mean_of_weights() if block.is_pair else self._planes[block.start]
+
+    def marginal_parts(self, block: Block, x: Tensor) -> Iterator[Tensor]:
+        if block.start not in self._lines or self.entropy is not None:
+            yield self.marginals(block, x)
+        else:
+            for part in x.split(PART):
+                yield self.marginals(block, part)
 
     def projection_of(self, block: Block) -> Projection:
         """The map from the auxiliary variables of a block to its u."""
@@ -146,11 +231,28 @@ class ProjectedInference(Inference):
         assert isinstance(self.projection, Softmax)
         return self.entropy.projection(block, self.projection, self.energy)
 
-    def _project(self, block: Block, x: Tensor) -> Tensor:
+    def _on_variables(self, block: Block, g: Tensor) -> Tensor:
+        """A gradient on u as one on variables that are moved without a Jacobian."""
+        if (line := self._lines.get(block.start)) is not None:
+            return line.pulled(g)
+        return g if block.is_pair else g.sub_(g.mean(0))
+
+    def _u_of(self, block: Block, x: Tensor) -> Tensor:
+        """u of the variables; t, in the place of the weights, where these have one number each."""
         projection = self.projection_of(block)
-        if block.is_pair:
-            return projection.pair(x, self.beta, out=block.w)
-        return projection.planes(x, self.beta, out=self._planes[block.start])
+        if (planes := self._planes.get(block.start)) is not None:
+            return projection.planes(x, self.beta, out=planes)
+        if (line := self._lines.get(block.start)) is not None:
+            return projection.line(x, line, self.beta, out=block.w)
+        return projection.pair(x, self.beta, out=block.w)
+
+    def _spread(self, block: Block, x: Tensor, reach: float) -> Tensor:
+        """Random weights as far as the levels of a line reach, in place: small ones would all have the same label."""
+        for name in self.labelling.names_in(block):
+            first, last = (place - block.start for place in self.labelling.labelled.spans[name])
+            part = x[first:last]
+            part.mul_(reach / part.abs().max().clamp(min=torch.finfo(x.dtype).tiny))
+        return x
 
     @staticmethod
     def _in_aux_form(block: Block, u: Tensor) -> Tensor:
@@ -226,9 +328,13 @@ class ProximalICM(ProjectedInference):
         self.clip, self._nearest = clip, Sparsemax()
         super().__init__(labelling, optimizer, Hardmax(), Constant(1.0), energy, True, None)
 
+    def spacing(self, block: Block, start: str, beta: float) -> float:
+        return CLIPPED
+
     def project(self, block: Block, x: Tensor) -> None:
-        if self.clip and block.is_pair:
-            x.clamp_(-0.5, 0.5)
+        if self.clip and block.start not in self._planes:
+            reach = CLIPPED * (block.d - 1)
+            x.clamp_(-reach, reach)
         elif self.clip:
             self._nearest.planes(x, 1.0, out=x)
         super().project(block, x)
@@ -253,6 +359,6 @@ class MirrorDescent(ProjectedInference):
         projection = Softmax("straight_through")
         super().__init__(labelling, optimizer, projection, beta or DefaultAnnealing(1.02, 1e4), energy, True, None)
 
-    def gradient(self, block: Block, x: Tensor) -> Tensor:
-        # The mirror map's gradient is that of E with respect to u: beta enters the projection only.
-        return auxiliary_gradient(self.energy, self.projection, block, self.marginals(block, x), x, 1.0)
+    @property
+    def product_beta(self) -> float:
+        return 1.0  # the mirror map's gradient is that of E with respect to u: beta enters the projection only

@@ -78,11 +78,109 @@ def tanh(aux, scale, out, start, stop):
 
 
 @jit(**OPTIONS)
-def tanh_product(t, delta, factor, share, start, stop):
-    """δ (factor - share t²)."""
+def line(aux, scale, p, shift, out, start, stop):
+    """t = u p / p_d for u = 2^(scale (a p + shift)), normalised, for any levels p."""
+    top, total, mean = np.empty(TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32)
+    for first in range(start, stop, TILE):
+        last = min(first + TILE, stop)
+        n, x, y = last - first, aux[first:last], out[first:last]
+        for j in range(n):
+            total[j] = x[j] * p[0] + shift[0]
+        for k in range(1, len(p)):
+            for j in range(n):
+                value = x[j] * p[k] + shift[k]
+                top[j] = value if value > total[j] else total[j]
+            top, total = total, top
+        top, total = total, top
+        total[:] = 0
+        mean[:] = 0
+        for k in range(len(p)):
+            for j in range(n):
+                u = power_of_two((x[j] * p[k] + shift[k] - top[j]) * scale)
+                total[j] += u
+                mean[j] += u * p[k]
+        for j in range(n):
+            y[j] = mean[j] / (total[j] * p[-1])
+
+
+@jit(**OPTIONS)
+def wide_line(aux, scale, weights, means, out, start, stop):
+    """t for levels on a grid while all of them count: polynomials in z = 2^(-scale |a|), four powers at a time.
+
+    Args:
+        weights: of the powers of z, the highest first: u of the points of the grid at a = 0, the lowest first.
+        means: these times the levels.
+    """
+    z, total, mean = np.empty(TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32)
+    for first in range(start, stop, TILE):
+        last = min(first + TILE, stop)
+        n, x, y = last - first, aux[first:last], out[first:last]
+        for j in range(n):
+            z[j] = power_of_two(-abs(x[j]) * scale)
+        total[:] = 0
+        mean[:] = 0
+        for k in range(0, len(weights), 4):
+            a, b, c, d = weights[k], weights[k + 1], weights[k + 2], weights[k + 3]
+            e, f, g, h = means[k], means[k + 1], means[k + 2], means[k + 3]
+            for j in range(n):
+                total[j] = (((total[j] * z[j] + a) * z[j] + b) * z[j] + c) * z[j] + d
+                mean[j] = (((mean[j] * z[j] + e) * z[j] + f) * z[j] + g) * z[j] + h
+        for j in range(n):
+            t = mean[j] / total[j]
+            y[j] = -t if x[j] < 0 else t
+
+
+@jit(**OPTIONS)
+def narrow_line(aux, scale, spacing, last_level, neighbours, out, start, stop):
+    """t for even levels of which only the nearest and its neighbours on either side count."""
+    total, mean, near = np.empty(TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32)
+    lowest, half = -last_level, f32(0.5)
+    for first in range(start, stop, TILE):
+        last = min(first + TILE, stop)
+        n, x, y = last - first, aux[first:last], out[first:last]
+        for j in range(n):
+            step = np.floor((x[j] / spacing + last_level) * half + half)
+            level = step + step - last_level
+            level = lowest if level < lowest else level
+            near[j] = last_level if level > last_level else level
+            total[j] = ONE
+            mean[j] = ZERO
+        for k in range(1, neighbours + 1):
+            away = f32(k)
+            for j in range(n):
+                up = power_of_two(min((x[j] - spacing * (near[j] + away)) * away * scale, ZERO))
+                down = power_of_two(min((spacing * (near[j] - away) - x[j]) * away * scale, ZERO))
+                up = ZERO if near[j] + away + away > last_level else up
+                down = ZERO if near[j] - away - away < lowest else down
+                total[j] += up + down
+                mean[j] += (up - down) * (away + away)
+        for j in range(n):
+            y[j] = (near[j] + mean[j] / total[j]) / last_level
+
+
+PAIR, LINE, WIDE_LINE, NARROW_LINE = range(4)
+
+
+@jit(**OPTIONS)
+def mean(aux, kind, scale, spacing, neighbours, first, second, out, start, stop):
+    """t by the kernel of a kind; see `mrfquant.kernels.dispatch.Mean` for the others."""
+    if kind == PAIR:
+        tanh(aux, scale, out, start, stop)
+    elif kind == LINE:
+        line(aux, scale, first, second, out, start, stop)
+    elif kind == WIDE_LINE:
+        wide_line(aux, scale, first, second, out, start, stop)
+    else:
+        narrow_line(aux, scale, spacing, first[0], neighbours, out, start, stop)
+
+
+@jit(**OPTIONS)
+def mean_product(t, delta, factor, share, centre, start, stop):
+    """δ (factor - share (t - centre)²)."""
     t, delta = t[start:stop], delta[start:stop]
     for j in range(len(t)):
-        delta[j] *= factor - share * t[j] * t[j]
+        off = t[j] - centre
+        delta[j] *= factor - share * off * off
 
 
 @jit(**OPTIONS)

@@ -1,12 +1,15 @@
 """A block: the variables of a labelling that share one level set and one group, and what can be said about them.
 
 u is kept in one of the two forms of `mrfquant.projections`: planes (d, m), or for two levels the pair form t (m,).
+Solvers that keep auxiliary variables on the line have a number for each weight, and make the planes of u from it when
+they are asked for.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ from torch import Tensor
 from mrfquant.errors import BadInput
 from mrfquant.labelling.levels import LevelSet
 
+Form = Literal["line", "planes"]
 SMALLEST = 0.01  # probability that is left for what a start does not ask for
 
 
@@ -29,6 +33,7 @@ class Block:
         scale: (m,) the positive number that multiplies the levels of each weight, or None for 1.
         group: the number of its group of parameters, see `Labelling`.
         precision: of the network's weights, which those here are rounded to; that of w by default.
+        form: of auxiliary variables of more than two levels, see `mrfquant.projections`.
     """
 
     levels: LevelSet
@@ -38,6 +43,7 @@ class Block:
     scale: Tensor | None = None
     group: int = 0
     precision: torch.dtype | None = None
+    form: Form = "planes"
 
     def __post_init__(self) -> None:
         self.q = torch.tensor(self.levels.values, dtype=self.w.dtype, device=self.w.device)
@@ -63,19 +69,25 @@ class Block:
         """Whether u is kept in the pair form."""
         return self.d == 2
 
-    def variables(self) -> Tensor:
-        """An uninitialised tensor of the form that auxiliary variables and u have here."""
-        return torch.empty_like(self.w) if self.is_pair else self.w.new_empty(self.d, self.m)
+    @property
+    def has_planes(self) -> bool:
+        """Whether auxiliary variables are kept as planes."""
+        return self.form == "planes" and not self.is_pair
 
     def write(self, u: Tensor) -> None:
         """Set the weights to their expectation w = u q."""
-        if not self.is_pair:
-            torch.mv(u.t(), self.q, out=self.w)
-        elif self.levels.values == (-1.0, 1.0):
-            if u is not self.w:
-                self.w.copy_(u)
+        if self.is_pair:
+            self.write_mean(u)
         else:
-            torch.add(self.levels.middle, u, alpha=self.levels.half_gap, out=self.w)
+            torch.mv(u.t(), self.q, out=self.w)
+            self.apply_scale()
+
+    def write_mean(self, t: Tensor) -> None:
+        """Set the weights to t (m,), which goes from -1 at the lowest level to 1 at the highest."""
+        if (self.levels.middle, self.levels.half_gap) != (0.0, 1.0):
+            torch.add(self.levels.middle, t, alpha=self.levels.half_gap, out=self.w)
+        elif t is not self.w:
+            self.w.copy_(t)
         self.apply_scale()
 
     def apply_scale(self) -> None:
@@ -92,9 +104,9 @@ class Block:
         g = g if self.scale is None else g * self.scale
         return g * self.levels.half_gap if self.is_pair else self.q[:, None] * g
 
-    def pair_of_weights(self) -> Tensor:
-        """The t of two levels that `write` made the weights from; w itself for the levels -1, 1 without scale."""
-        if self.scale is None and self.levels.values == (-1.0, 1.0):
+    def mean_of_weights(self) -> Tensor:
+        """The t that `write_mean` made the weights from; w itself for levels from -1 to 1 without scale."""
+        if self.scale is None and (self.levels.middle, self.levels.half_gap) == (0.0, 1.0):
             return self.w
         return ((self.unscaled_weights() - self.levels.middle) / self.levels.half_gap).clamp_(-1, 1)
 
@@ -104,13 +116,17 @@ class Block:
         It mixes the two levels next to a value, and leaves every label a little probability, so that it can be reached.
         """
         if self.is_pair:
-            return ((values - self.levels.middle) / self.levels.half_gap).clamp_(SMALLEST - 1, 1 - SMALLEST)
+            return self.mean_around(values)
         values = values.clamp(self.levels.values[0], self.levels.values[-1])
         below = (torch.bucketize(values, self.q, right=True) - 1).clamp_(0, self.d - 2)
         share = (values - self.q[below]) / (self.q[below + 1] - self.q[below])
         u = values.new_full((self.d, self.m), SMALLEST / self.d)
         u.scatter_add_(0, below[None], (1 - SMALLEST) * (1 - share)[None])
         return u.scatter_add_(0, below[None] + 1, (1 - SMALLEST) * share[None])
+
+    def mean_around(self, values: Tensor) -> Tensor:
+        """t, from -1 at the lowest level to 1 at the highest, of the values (m,), a little within both."""
+        return ((values - self.levels.middle) / self.levels.half_gap).clamp_(SMALLEST - 1, 1 - SMALLEST)
 
     def write_labels(self, labels: Tensor) -> None:
         """Set each weight to exactly its level (times its scale)."""
@@ -127,7 +143,7 @@ class Block:
 
     def sample(self, u: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A label for each variable, drawn from its u: int32 (m,)."""
-        draw = torch.rand(self.m, generator=generator, device=u.device, dtype=u.dtype)
+        draw = torch.rand(u.shape[-1], generator=generator, device=u.device, dtype=u.dtype)
         if self.is_pair:
             return (draw < (1 + u) / 2).int()
         return (draw >= u.cumsum(0)[:-1]).sum(0).int()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.errors import BadInput, BadSetting
-from mrfquant.labelling.block import Block
+from mrfquant.labelling.block import Block, Form
 from mrfquant.labelling.flat import FlatParameters
 from mrfquant.labelling.groups import Groups, groups_by_name
 from mrfquant.labelling.levels import LevelSet
@@ -54,6 +54,8 @@ class Labelling:
         group_size: weights that share a scale where it is 'group'; the last run of a slice may be shorter.
         reach: how far the levels go where solvers start at the weights, in mean magnitudes of these: twice it reaches
             nine of ten weights; a deep network with batch norm needs four times to begin where the float one is.
+        form: of the auxiliary variables of three levels and more: 'line', a number for each weight, or 'planes', one
+            for each level of it, as in the paper; see `mrfquant.projections`. Two levels have one number in any case.
 
     Attributes:
         model: the network.
@@ -77,6 +79,7 @@ class Labelling:
         groups: Groups | None = None,
         group_size: Count = 64,
         reach: Positive = 2.0,
+        form: Form = "line",
     ) -> None:
         if isinstance(scale, bool) or (not isinstance(scale, str) and not 0 < scale < math.inf):
             raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel', 'group' or a number above 0")
@@ -115,7 +118,7 @@ class Labelling:
             first, last = self.labelled.span_of(together)
             w, g = self.labelled.w[first:last], self.labelled.g[first:last]
             part = None if self.scale is None else self.scale[first:last]
-            self.blocks.append(Block(level_set, first, w, g, part, group, self.labelled.dtype))
+            self.blocks.append(Block(level_set, first, w, g, part, group, self.labelled.dtype, form))
 
     def __len__(self) -> int:
         """The number of labelled variables."""

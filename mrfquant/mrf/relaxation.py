@@ -55,7 +55,7 @@ class Relaxation(Solver):
         with torch.random.fork_rng(devices=[graph.device] if graph.device.type == "cuda" else []):
             torch.manual_seed(seed)
             energy = FactorGraphEnergy(graph.floored(PENALTY))
-            self.inference = inference(Labelling(model, levels), optimizer, energy=energy)
+            self.inference = inference(Labelling(model, levels, form="planes"), optimizer, energy=energy)
         if start is not None:
             self._warm(start)
         self._u = self._read()
@@ -97,5 +97,5 @@ class Relaxation(Solver):
 
 
 def _levels(labels: int) -> list[float]:
-    """Levels that stand for the labels; which numbers they are plays no role."""
+    """Levels that stand for the labels; which numbers they are, and their order, plays no role."""
     return [-1.0, 1.0] if labels == 2 else [float(label) for label in range(labels)]

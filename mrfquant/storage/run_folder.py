@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mrfquant import __version__
-from mrfquant.config.moved import MOVED
+from mrfquant.config.moved import ADDED, MOVED
 from mrfquant.errors import BadInput
 from mrfquant.metric import Metric
 from mrfquant.storage.checkpoints import Checkpoints, Damaged
@@ -135,6 +135,11 @@ class RunFolder:
         """The settings as used, {"Geometric.rho": "1.2"}: values as gin writes them, macros as "%name"."""
         path = self.path / "operative.gin"
         return read_settings(read_text(path, "replace")) if path.exists() else {}
+
+    def bindings(self) -> list[str]:
+        """Of settings that its version did not have yet, to what was done then."""
+        used = self.settings()
+        return [f"{name} = {value}" for name, value in ADDED.items() if used and name not in used]
 
     def best(self) -> dict[str, Any]:
         """The best model: `model`, its state dict, rounded; `solution`, where the solver stood."""

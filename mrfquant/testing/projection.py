@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mrfquant.projections import Projection
+from mrfquant.projections import Line, Projection
 from mrfquant.testing.contract import Contract
 
 STEP = 1e-5  # of finite differences
@@ -174,6 +174,34 @@ class ProjectionContract(Contract):
             product = projection.weights_vjp(u, centred, mean, g[0].clone(), beta, aux)
             _close(product, expected, "weights_vjp is not planes_vjp of q g")
 
+    def test_the_line_is_a_line_of_planes(self, labels: int) -> None:
+        """With even and uneven levels; for two labels, it is the pair form."""
+        projection, (aux, g) = self.build(), _pair_of(labels)
+        for levels, beta in itertools.product((torch.arange(labels), torch.arange(labels) ** 2 - 2), self.betas):
+            line, a = Line(levels.to(aux.dtype), 0.3), aux[0]
+            planes = line.planes(a)
+            u, t = projection.planes(planes, beta), projection.line(a, line, beta)
+            p = (2 * (levels - levels[0]) / (levels[-1] - levels[0]) - 1).to(aux.dtype)
+            _close(t, p @ u, "line is not the mean of the levels")
+            assert torch.equal(line.labels(a).long(), planes.argmax(0)), (
+                "the nearest level is not that of the largest ũ"
+            )
+            v = projection.planes_vjp(u, p[:, None] * g[0], beta, planes)
+            moved = torch.linalg.lstsq(torch.stack([line.p, torch.ones_like(line.p)], 1), v).solution[0]
+            product = projection.line_vjp(t.clone(), g[0].clone(), beta, a, line)
+            _close(product, moved, "line_vjp is not what comes closest to planes_vjp")
+            if labels == 2:
+                _close(t, projection.pair(a, beta), "line is not pair for two labels")
+                _close(product, projection.pair_vjp(t, g[0].clone(), beta, a), "line_vjp is not pair_vjp")
+
+    def test_the_start_on_the_line_is_mapped_to_its_mean(self) -> None:
+        projection, t = self.build(), 0.9 * _normal(1).tanh()[0]
+        for labels, beta in itertools.product(self.label_counts, self.betas):
+            line = Line(torch.arange(labels, dtype=t.dtype), 0.3)
+            found = projection.line(projection.line_start(t, line, beta), line, beta)
+            off = 1 / (labels - 1) if self.at_small_beta == "vertex" else 0.0  # half the distance of the levels
+            assert (found - t).abs().max() <= off + 1e-6, "line_start does not lead to its t"
+
     def test_only_out_and_gradients_are_overwritten(self, labels: int) -> None:
         projection, (aux, g), beta = self.build(), _pair_of(labels), self.betas[0]
         u, t, q = projection.planes(aux, beta), projection.pair(aux[0], beta), torch.arange(labels, dtype=aux.dtype)
@@ -185,13 +213,20 @@ class ProjectionContract(Contract):
         projection.planes_vjp(u, g.clone(), beta, aux)
         projection.pair_vjp(t, g[0].clone(), beta, aux[0])
         projection.weights_vjp(u.clone(), q[:, None], q @ u, g[0].clone(), beta, aux)
+        projection.line(aux[0], Line(q, 0.3), beta, torch.empty_like(t))
+        projection.line_vjp(t, g[0].clone(), beta, aux[0], Line(q, 0.3))
         for name, x in read.items():
             assert torch.equal(x, before[name]), f"{name} has changed, which may only be read"
 
     def test_out_receives_u_and_may_be_the_auxiliary_variables(self, labels: int) -> None:
         projection, aux = self.build(), _normal(labels)
-        for name, x in (("planes", aux), ("pair", aux[0].clone())):
-            project = getattr(projection, name)
+        line = Line(torch.arange(labels, dtype=aux.dtype), 0.3)
+        forms = {
+            "planes": (projection.planes, aux),
+            "pair": (projection.pair, aux[0].clone()),
+            "line": (lambda x, beta, out=None: projection.line(x, line, beta, out), aux[0].clone()),
+        }
+        for name, (project, x) in forms.items():
             expected = project(x, 0.9)
             for where, out in (("out", torch.full_like(x, 7.0)), ("an `out` that is ũ itself", x.clone())):
                 given = out if where != "out" else x

@@ -94,7 +94,9 @@ class Experiment:
         if self.team.world_size > 1:
             self.model = synchronise_batch_norm(self.model, device)
         self.labelling = Labelling(self.model)
-        variables = sum(block.m * (1 if block.is_pair else block.d) for block in self.labelling.blocks)
+        variables = sum(
+            block.m * (1 if block.is_pair or block.form == "line" else block.d) for block in self.labelling.blocks
+        )
         check_memory(4 * 2 * variables, device, f"a labelling of {variables:,} variables")  # these, and the optimizer's
         self.inference: Inference = _built("inference", inference(self.labelling, _with_clear_errors(optimizer)))
 

@@ -71,7 +71,8 @@ def launch(
         if folder.summary() is not None:
             return folder
         # Once there is a checkpoint, the weights that the run started from are not needed, and may be gone.
-        read = Config(folder.config, ["Experiment.weights = None"] if folder.checkpoints.any() else [])
+        gone = ["Experiment.weights = None"] if folder.checkpoints.any() else []
+        read = Config(folder.config, [*gone, *folder.bindings()])
     elif config is None:
         raise BadInput(f"there is no run in {out} to resume: give the folder of a run, or a config to start one")
     else:

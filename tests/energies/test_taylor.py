@@ -100,7 +100,7 @@ def test_the_product_of_a_pair_reads_u_from_the_weights_without_changing_them(le
     b.write(projection.pair(aux, beta))
     truth = generic(energy, projection, b, torch.tanh(beta * aux), aux, beta)
     w = b.w.clone()
-    product = auxiliary_gradient(energy, projection, b, b.pair_of_weights(), aux, beta)
+    product = auxiliary_gradient(energy, projection, b, b.mean_of_weights(), aux, beta)
     torch.testing.assert_close(product, truth, rtol=1e-12, atol=1e-12)
     assert torch.equal(b.w, w)
 

@@ -28,7 +28,8 @@ class Weights(nn.Module):
 def with_gradient(solver, levels, g, lr, **settings):
     """A solver in float64 whose network has just got the gradient g."""
     torch.manual_seed(3)
-    inference = solver(Labelling(Weights(len(g)), levels, **settings), functools.partial(torch.optim.SGD, lr=lr))
+    labelling = Labelling(Weights(len(g)), levels, **{"form": "planes", **settings})  # the paper's
+    inference = solver(labelling, functools.partial(torch.optim.SGD, lr=lr))
     inference.labelling.labelled.g.copy_(g)
     return inference
 
@@ -124,7 +125,7 @@ def test_with_the_exact_jacobian_pmf_descends_the_loss_of_the_softmax(d):
     torch.manual_seed(0)
     model = LeNet300((1, 4, 4), 3, width=0.05).double()
     solver = functools.partial(ProximalMeanField, jacobian="exact", beta=Constant(1.7))
-    inference = solver(Labelling(model, LEVELS[d]), functools.partial(torch.optim.SGD, lr=0.0))
+    inference = solver(Labelling(model, LEVELS[d], form="planes"), functools.partial(torch.optim.SGD, lr=0.0))
     x, y = torch.randn(8, 1, 4, 4, dtype=torch.float64), torch.randint(3, (8,))
     functional.cross_entropy(model(x), y).backward()
     (aux,) = inference.variables

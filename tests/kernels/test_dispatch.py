@@ -9,7 +9,7 @@ import torch
 from mrfquant.inference import ProximalMeanField
 from mrfquant.kernels import dispatch as fused
 from mrfquant.labelling import Labelling
-from mrfquant.projections import Softmax, Sparsemax
+from mrfquant.projections import Line, Softmax, Sparsemax
 from mrfquant.schedules import Geometric
 
 M = 2**14 + 77  # not a whole number of tiles
@@ -51,6 +51,42 @@ def test_pair(beta):
     assert fused.usable(aux, out)
     Softmax().pair(aux, beta, out)
     assert torch.allclose(out.double(), (aux.double() * beta).tanh(), atol=1e-6, rtol=0)
+
+
+LINES = {
+    "3": (-1, 0, 1),
+    "4 uneven": (-2, -1, 1, 2),
+    "6 uneven": (-4, -2, -1, 1, 2, 4),
+    "5 not symmetric": (-1, 0, 1, 2, 5),
+    "4 bits": range(16),
+}
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("beta", [*BETAS, 1000.0])
+@pytest.mark.parametrize("levels", [*LINES.values(), range(256)], ids=[*LINES, "8 bits"])
+def test_line(levels, beta):
+    line = Line(torch.tensor(levels, dtype=torch.float32), 0.1)
+    aux, out = normal(M) * (0.05 * line.top), torch.empty(M)
+    aux[:5] = torch.tensor([0.0, 50.0, -50.0, 0.1, -0.1])
+    assert fused.usable(aux, out)
+    Softmax().line(aux, line, beta, out)
+    truth = Softmax().line(aux.double(), Line(torch.tensor(levels, dtype=torch.float64), 0.1), beta)
+    steepest = beta * line.top  # of t: a float's a is not more precise
+    torch.testing.assert_close(out.double(), truth, atol=2e-6 + 1e-8 * steepest, rtol=0)
+    assert out.abs().max() <= 1
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("jacobian", ["reference", "straight_through"])
+@pytest.mark.parametrize("levels", LINES.values(), ids=LINES)
+def test_products_of_lines(levels, jacobian):
+    t, delta, beta = normal(M).tanh(), normal(M, seed=1), 3.0
+    truth = Softmax(jacobian).line_vjp(t.double(), delta.double(), beta, None, Line(torch.tensor(levels).double(), 0.1))
+    line = Line(torch.tensor(levels).float(), 0.1)
+    assert fused.usable(t, delta)
+    found = Softmax(jacobian).line_vjp(t, delta, beta, None, line)
+    assert torch.allclose(found.double(), truth, atol=1e-5, rtol=1e-6)
 
 
 @pytest.mark.usefixtures("_threads")

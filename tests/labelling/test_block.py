@@ -74,7 +74,7 @@ def test_a_pair_is_read_off_the_weights_it_was_written_to(levels, scale):
     b = block(levels, 40, scale)
     t = torch.linspace(-1, 1, 40, dtype=torch.float64)
     b.write(t)
-    assert b.pair_of_weights().numpy() == pytest.approx(t.numpy(), abs=1e-12)
+    assert b.mean_of_weights().numpy() == pytest.approx(t.numpy(), abs=1e-12)
 
 
 def test_a_pair_may_be_written_from_the_weights_own_memory():
@@ -92,7 +92,7 @@ def test_a_decided_pair_read_off_single_precision_weights_has_no_entropy(levels,
     b = block(levels, 40, scale, torch.float32)
     for t in (-1.0, 1.0):
         b.write(torch.full((40,), t))
-        assert (b.entropy(b.pair_of_weights()).abs() < 1e-4).all()
+        assert (b.entropy(b.mean_of_weights()).abs() < 1e-4).all()
 
 
 def test_sparsemax_stops_the_gradient_of_decided_pairs_read_off_single_precision_weights():
@@ -100,7 +100,7 @@ def test_sparsemax_stops_the_gradient_of_decided_pairs_read_off_single_precision
     for levels in RANDOM.normal(size=(50, 2)).round(2):
         b, aux = block(levels, 2, dtype=torch.float32), torch.tensor([-3.0, 3.0])
         b.write(Sparsemax().pair(aux, 1.0))
-        if Sparsemax().pair_vjp(b.pair_of_weights(), torch.ones(2), 1.0, aux).any():
+        if Sparsemax().pair_vjp(b.mean_of_weights(), torch.ones(2), 1.0, aux).any():
             leaking.append(tuple(levels))
     assert leaking == []
 

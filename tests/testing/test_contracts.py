@@ -49,6 +49,7 @@ from mrfquant.projections import Hardmax, Projection, Softmax, Sparsemax
 from mrfquant.rounding import Rounded
 from mrfquant.schedules import Geometric, GeometricTo
 from mrfquant.testing import EnergyContract, InferenceContract, ProjectionContract, SolverContract
+from mrfquant.testing.contract import LEVEL_SETS
 from mrfquant.testing.fields import FEW, THIRD
 
 
@@ -107,6 +108,22 @@ class TestMirrorDescent(InferenceContract):
 class TestMeanField(InferenceContract):
     part = MeanField
     settings = {"damping": 0.97, "beta": GeometricTo(start=20.0, end=200.0)}
+
+
+def on_planes(contract):
+    """The same contract with a variable for each label, as in the paper."""
+    return type(
+        f"{contract.__name__}OnPlanes", (contract,), {"labelling": {"form": "planes"}, "level_sets": LEVEL_SETS[1:]}
+    )
+
+
+TestProximalMeanFieldOnPlanes = on_planes(TestProximalMeanField)
+TestProximalMeanFieldExactOnPlanes = on_planes(TestProximalMeanFieldExact)
+TestProximalMeanFieldStraightThroughOnPlanes = on_planes(TestProximalMeanFieldStraightThrough)
+TestSparsemaxPGDOnPlanes = on_planes(TestSparsemaxPGD)
+TestProximalICMOnPlanes = on_planes(TestProximalICM)
+TestMirrorDescentOnPlanes = on_planes(TestMirrorDescent)
+TestMeanFieldOnPlanes = on_planes(TestMeanField)
 
 
 class TestBinaryConnect(InferenceContract):

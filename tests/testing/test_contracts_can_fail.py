@@ -209,6 +209,7 @@ class PlanesOnly(Map):
 
     pair, pair_vjp = Projection.pair, Projection.pair_vjp
     weights, weights_vjp = Projection.weights, Projection.weights_vjp
+    line, line_vjp = Projection.line, Projection.line_vjp
     planes_start = Projection.planes_start
 
 
@@ -271,6 +272,16 @@ class AnotherMean(Map):
     def weights(self, aux, q, beta, out, w):
         super().weights(aux, q, beta, out, w)
         w.mul_(1.01)
+
+
+class AnotherLine(Map):
+    def line_vjp(self, t, delta, beta, aux, line):
+        return 2 * super().line_vjp(t, delta, beta, aux, line)
+
+
+class StartsBesideTheLine(Map):
+    def line_start(self, t, line, beta):
+        return super().line_start(t / 2, line, beta)
 
 
 class OverwritesU(PlanesOnly):
@@ -421,6 +432,8 @@ BROKEN = {
         "test_the_product_is_that_of_the_jacobian": [AnotherProduct],
         "test_the_pair_form_is_that_of_two_planes": [AnotherPair],
         "test_weights_and_their_product_are_those_of_the_planes": [AnotherMean],
+        "test_the_line_is_a_line_of_planes": [AnotherLine],
+        "test_the_start_on_the_line_is_mapped_to_its_mean": [StartsBesideTheLine],
         "test_only_out_and_gradients_are_overwritten": [OverwritesU],
         "test_out_receives_u_and_may_be_the_auxiliary_variables": [LeavesOutAlone],
         GIN: [Map],

@@ -1,0 +1,108 @@
+"""Product, optimizer and projection of variables with one number a weight, in one pass over memory; needs numba.
+
+The optimizers round where torch's fused ones do, so that results are theirs to the bit where torch has AVX2.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from mrfquant.kernels.jit import jit
+from mrfquant.kernels.simplex import ONE, TILE, ZERO, f32, mean, mean_product
+
+LANES = 8  # floats that torch moves at once; it rounds those that are left over in another place
+
+
+@intrinsic
+def fma(context, a, b, c):
+    """a b + c, rounded once."""
+
+    def generate(context, builder, signature, args):
+        return builder.fma(*args)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+@jit(error_model="numpy")  # not contracted: only where it says so
+def adam(x, g, average, square, settings, whole):
+    """A step of Adam, for torch's order of rounding in the first `whole` variables; may overwrite g.
+
+    Its settings, and those of `sgd`, are those of `mrfquant.inference.one_pass.Rule`.
+    """
+    decay, kept, share, beta2 = settings[0], settings[1], settings[2], settings[3]
+    square_share, correction, eps, rate = settings[4], settings[5], settings[6], settings[7]
+    if decay != 0:
+        for j in range(len(x)):
+            g[j] = fma(x[j], decay, g[j])
+    for j in range(whole):
+        square[j] = fma(square_share * g[j], g[j], square[j] * beta2)
+    for j in range(whole, len(x)):
+        square[j] = fma(square[j], beta2, square_share * g[j] * g[j])
+    for j in range(len(x)):
+        average[j] = fma(share, g[j] - average[j], average[j])
+        x[j] = x[j] * kept + rate * average[j] / (np.sqrt(square[j]) / correction + eps)
+
+
+@jit(error_model="numpy")
+def sgd(x, g, momentum_buffer, settings, whole):
+    """A step of SGD, likewise; without momentum the buffer is empty."""
+    decay, momentum, share, rate = settings[0], settings[1], settings[2], settings[3]
+    if decay != 0:
+        for j in range(len(x)):
+            g[j] = fma(x[j], decay, g[j])
+    if len(momentum_buffer):
+        for j in range(whole):
+            g[j] = fma(g[j], share, momentum * momentum_buffer[j])
+        for j in range(whole, len(x)):
+            g[j] = fma(momentum, momentum_buffer[j], g[j] * share)
+        for j in range(len(x)):
+            momentum_buffer[j] = g[j]
+    for j in range(len(x)):
+        x[j] = fma(rate, g[j], x[j])
+
+
+@jit(error_model="numpy")
+def step(x, g, w, scale, levels, product, by_adam, settings, average, square, *how_and_range):
+    """A step of the variables x along the gradient g on the weights w, which are set anew; g is cleared.
+
+    Args:
+        scale: of every weight, or empty. levels: middle and half gap. product: factor, share and centre.
+        by_adam: or else by SGD. settings, average, square: of the optimizer.
+        how_and_range: the arguments of `mean` between the variables and t, `start` and `stop`.
+    """
+    kind, power, spacing, neighbours, first_table, second_table, start, stop = how_and_range
+    middle, half = levels[0], levels[1]
+    plain, scaled = middle == 0 and half == 1 and not len(scale), len(scale) > 0
+    t = np.empty(TILE, f32)
+    for first in range(start, stop, TILE):
+        last = min(first + TILE, stop)
+        n, x_tile, slope, weights, scales = last - first, x[first:last], g[first:last], w[first:last], scale[first:last]
+        whole = max(0, min(last, len(x) // LANES * LANES) - first)
+        if scaled:
+            for j in range(n):
+                slope[j] *= scales[j]
+        if half != 1:
+            for j in range(n):
+                slope[j] *= half
+        if plain:
+            mean_product(weights, slope, product[0], product[1], product[2], 0, n)
+        else:
+            for j in range(n):
+                t[j] = weights[j] / scales[j] if scaled else weights[j]
+            for j in range(n):
+                t[j] = max(-ONE, min(ONE, (t[j] - middle) / half))
+            mean_product(t, slope, product[0], product[1], product[2], 0, n)
+        if by_adam:
+            adam(x_tile, slope, average[first:last], square[first:last], settings, whole)
+        else:
+            sgd(x_tile, slope, average[first:last], settings, whole)
+        mean(x, kind, power, spacing, neighbours, first_table, second_table, w, first, last)
+        if not plain:
+            for j in range(n):
+                weights[j] = fma(weights[j], half, middle)
+        if scaled:
+            for j in range(n):
+                weights[j] *= scales[j]
+        slope[:] = ZERO

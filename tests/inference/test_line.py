@@ -1,0 +1,115 @@
+"""Variables on the line of levels: what u is by enumeration, products by autograd, and where runs start."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from mrfquant.energies import FirstOrderTaylor, PairwiseEnergy
+from mrfquant.inference import MeanField, MirrorDescent, ProximalICM, ProximalMeanField, SparsemaxPGD
+from mrfquant.inference.projected import auxiliary_gradient
+from mrfquant.labelling import Labelling
+from mrfquant.projections import Softmax
+from mrfquant.schedules import Constant
+
+LEVELS = {"ternary": [-1, 0, 1], "uneven": [-2, -1, 1, 2], "around 1": [0, 0.5, 1, 1.5, 2]}
+EVERY = pytest.mark.parametrize("levels", LEVELS.values(), ids=LEVELS)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 10)).double()
+
+
+def solver(levels, kind=ProximalMeanField, labelling=None, **settings):
+    made = Labelling(network(), levels, **(labelling or {}))
+    return kind(made, lambda p: torch.optim.Adam(p, lr=0.05), **settings)
+
+
+def test_it_is_the_form_of_three_levels_and_more():
+    assert [x.shape for x in solver([-1, 0, 1]).variables] == [(830,)]
+    assert [x.shape for x in solver([-1, 0, 1], labelling={"form": "planes"}).variables] == [(3, 830)]
+    assert [x.shape for x in solver([-1, 0, 1], auxiliary=False).variables] == [(3, 830)]  # u itself
+
+
+@EVERY
+@pytest.mark.parametrize("beta", [0.5, 30.0, 1e4])
+def test_u_is_a_normal_distribution_on_the_levels(levels, beta):
+    made = solver(levels, beta=Constant(beta))
+    ((block, x),) = made.items()
+    line, a = made._lines[0], x.tolist()
+    assert line.p[0] == 1 - len(levels)
+    assert line.p[-1] == len(levels) - 1
+    u, s, labels = made.marginals(block, x), line.spacing, made.labels(block, x)
+    for j in range(0, len(a), 97):
+        logits = [-beta * s * (a[j] / s - p) ** 2 / 2 for p in line.p.tolist()]
+        shares = [math.exp(logit - max(logits)) for logit in logits]
+        expected = [share / sum(shares) for share in shares]
+        assert u[:, j].tolist() == pytest.approx(expected, abs=1e-9)
+        assert block.w[j].item() == pytest.approx(sum(e * q for e, q in zip(expected, levels, strict=True)), abs=1e-9)
+        assert labels[j] == min(range(len(levels)), key=lambda k: abs(a[j] / s - line.p[k]))
+
+
+@EVERY
+def test_the_exact_product_is_the_derivative_by_autograd(levels):
+    """Up to the length of the line's direction: a moves as ũ would."""
+    beta, made = 3.0, solver(levels, beta=Constant(3.0))
+    ((block, x),) = made.items()
+    block.g.copy_(torch.randn(block.m, dtype=x.dtype))
+    line, a = made._lines[0], x.clone().requires_grad_()
+    u = torch.softmax(beta * (line.p[:, None] * a - line.spacing * line.p[:, None] ** 2 / 2), 0)
+    (truth,) = torch.autograd.grad(block.g @ (block.q @ u), a)
+    product = auxiliary_gradient(FirstOrderTaylor(), Softmax("exact"), block, block.mean_of_weights(), x, beta, line)
+    torch.testing.assert_close(product * line.square, truth, rtol=1e-9, atol=1e-12)
+    mean = block.q @ u
+    variance = ((block.q[:, None] - mean) ** 2 * u).sum(0)
+    slope = beta * variance * (line.p[-1] / block.levels.half_gap)  # of w in a, p being in units of the levels
+    block.g.fill_(1.0)
+    product = auxiliary_gradient(FirstOrderTaylor(), Softmax("exact"), block, block.mean_of_weights(), x, beta, line)
+    torch.testing.assert_close(product * line.square, slope.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_an_energy_that_needs_u_sees_planes():
+    made = solver([-1, 0, 1], energy=PairwiseEnergy(interval=1, samples=None))
+    x = torch.randn(16, 30, dtype=torch.float64)
+    for _ in range(3):
+        nn.functional.cross_entropy(made.labelling.model(x), torch.arange(16) % 10).backward()
+        made.step()
+    assert made.variables[0].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [ProximalMeanField, SparsemaxPGD, ProximalICM, MirrorDescent, MeanField])
+@pytest.mark.parametrize("levels", [[-1, 0, 1], [-2, -1, 1, 2], list(range(16))], ids=["3", "4", "16"])
+def test_random_weights_are_spread_over_the_levels_in_every_layer(kind, levels):
+    made = solver(levels, kind)
+    ((block, x),) = made.items()
+    labels = made.labels(block, x)
+    for name in ("0.weight", "2.weight"):
+        first, last = made.labelling.labelled.spans[name]
+        shares = labels[first:last].bincount(minlength=len(levels)) / (last - first)
+        assert shares.min() >= 0.3 / len(levels)
+
+
+@EVERY
+def test_a_start_at_the_weights_has_their_mean_and_rounds_to_the_nearest(levels):
+    made = solver(levels, labelling={"start": "weights", "scale": "layer", "reach": 4.0})
+    ((block, x),) = made.items()
+    weights = torch.cat([p.detach().flatten() for p in network().parameters()])
+    within = ((weights / block.scale - block.levels.middle).abs() < 0.98 * block.levels.half_gap).nonzero()[:, 0]
+    assert len(within) > 0.3 * len(weights)
+    torch.testing.assert_close(block.w[within], weights[within], atol=1e-6, rtol=0)
+    nearest = block.q[block.nearest(weights / block.scale)][within]
+    off = (block.q[made.labels(block, x)][within] != nearest).double().mean()
+    assert off < 0.25  # next to the ends u is cut off, and its mean is not its middle
+
+
+def test_sampling_and_diagnostics_go_over_parts(monkeypatch):
+    made = solver([-1, 0, 1])
+    ((block, x),) = made.items()
+    whole = block.entropy(made.marginals(block, x)).mean().item()
+    monkeypatch.setattr("mrfquant.inference.projected.PART", 100)
+    assert made.diagnostics()["entropy"] == pytest.approx(whole)
+    assert sum(made.layer_entropy().values()) > 0
+    with made.sampled(torch.Generator().manual_seed(0)):
+        assert sorted(block.w.unique().tolist()) == [-1, 0, 1]

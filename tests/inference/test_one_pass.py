@@ -1,0 +1,112 @@
+"""A step in one pass over memory is the step of torch's fused optimizer between product and projection."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from mrfquant.inference import MirrorDescent, ProximalMeanField, SparsemaxPGD
+from mrfquant.kernels import dispatch
+from mrfquant.labelling import Labelling
+
+pytestmark = pytest.mark.skipif(dispatch._kernels() is None, reason="numba is not installed")
+
+OPTIMIZERS = {
+    "Adam": functools.partial(torch.optim.Adam, lr=0.01, fused=True),
+    "Adam, decay": functools.partial(torch.optim.Adam, lr=0.01, weight_decay=0.01, fused=True),
+    "AdamW": functools.partial(torch.optim.AdamW, lr=0.01, fused=True),
+    "SGD": functools.partial(torch.optim.SGD, lr=0.1, fused=True),
+    "SGD, momentum": functools.partial(
+        torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=0.001, dampening=0.1, fused=True
+    ),
+}
+LEVELS = {"2": [-1, 1], "2 others": [-0.3, 1.1], "3": [-1, 0, 1], "4 uneven": [-2, -1, 1, 2], "5 positive": range(5)}
+
+
+def solver(levels, optimizer, at_once=True, solver=ProximalMeanField, scale="none", form="line", **settings):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(101, 200), nn.Tanh(), nn.Linear(200, 37))  # not a whole number of tiles
+    made = solver(Labelling(model, list(levels), scale=scale, form=form), optimizer, **settings)
+    made.prepare(20)
+    if not at_once:
+        made.step_at_once = lambda block, x: False
+    return made
+
+
+def train(solver, steps=4):
+    x = torch.randn(16, 101, generator=torch.Generator().manual_seed(1))
+    for _ in range(steps):
+        solver.labelling.model(x).square().mean().backward()
+        solver.step()
+
+
+def close(one, two):
+    torch.testing.assert_close(one.variables[0], two.variables[0], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(one.labelling.labelled.w, two.labelling.labelled.w, atol=1e-5, rtol=1e-5)
+    assert not one.labelling.labelled.g.any()
+    states = [s.optimizer.state[s.variables[0]] for s in (one, two)]
+    assert {name for name, value in states[0].items() if value is not None} >= set(states[1])
+    for name, value in states[1].items():
+        torch.testing.assert_close(states[0][name], value, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("levels", LEVELS.values(), ids=LEVELS)
+@pytest.mark.parametrize("scale", ["none", "layer"])
+def test_it_is_the_step_of_torch(levels, optimizer, scale):
+    one, two = (solver(levels, optimizer, at_once, scale=scale) for at_once in (True, False))
+    assert one.step_at_once(*next(one.items()))
+    one = solver(levels, optimizer, scale=scale)
+    for each in (one, two):
+        train(each)
+    close(one, two)
+
+
+def test_so_is_mirror_descent():
+    one, two = (solver([-1, 0, 1], OPTIMIZERS["Adam"], at_once, MirrorDescent) for at_once in (True, False))
+    for each in (one, two):
+        train(each)
+    close(one, two)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("first", [True, False], ids=["from one pass", "to one pass"])
+def test_either_way_goes_on_from_the_state_of_the_other(optimizer, first):
+    whole = solver([-1, 0, 1], optimizer, at_once=False)
+    train(whole, 6)
+    one = solver([-1, 0, 1], optimizer, at_once=first)
+    train(one, 3)
+    two = solver([-1, 0, 1], optimizer, at_once=not first)
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    train(two, 3)
+    torch.testing.assert_close(two.variables[0], whole.variables[0], atol=1e-6, rtol=1e-6)
+
+
+OTHERS = {
+    "planes": {"form": "planes"},
+    "a product that needs u": {"jacobian": "exact"},
+    "another projection": {"solver": SparsemaxPGD},
+    "an optimizer that is not fused": {"optimizer": functools.partial(torch.optim.Adam, lr=0.01)},
+    "another optimizer": {"optimizer": functools.partial(torch.optim.RMSprop, lr=0.01)},
+    "a variant": {"optimizer": functools.partial(torch.optim.Adam, lr=0.01, amsgrad=True, fused=True)},
+}
+
+
+@pytest.mark.parametrize("settings", OTHERS.values(), ids=OTHERS)
+def test_others_are_left_to_torch(settings):
+    made = solver(**{"levels": [-1, 0, 1], "optimizer": OPTIMIZERS["Adam"], **settings})
+    before = made.variables[0].clone()
+    assert not made.step_at_once(*next(made.items()))
+    assert torch.equal(made.variables[0], before)
+    assert not made.optimizer.state[made.variables[0]]
+
+
+def test_a_solver_with_a_step_of_its_own_keeps_it():
+    class Halved(ProximalMeanField):
+        def gradient(self, block, x):
+            return super().gradient(block, x) / 2
+
+    made = solver([-1, 0, 1], OPTIMIZERS["SGD"], solver=Halved)
+    assert not made.step_at_once(*next(made.items()))
