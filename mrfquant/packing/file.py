@@ -26,7 +26,7 @@ from mrfquant.storage.files import atomic
 from mrfquant.text import printable
 
 FORMAT, VERSION = "mrfquant", "1"
-SCALE = ":scale"  # after the name of the parameter it belongs to
+SCALE, ZERO = ":scale", ":zero"  # after the name of the parameter that they belong to
 FLOATS = (torch.float32, torch.int64)  # of what is not packed: parameters left free, batch-norm statistics and counts
 KEYS = ("format", "network", "images", "blocks", "origin", "sha256")
 
@@ -71,6 +71,7 @@ class PackedNetwork:
         }
         tensors = {name: p.data for name, p in self.parameters.items()} | self.floats
         tensors |= {name + SCALE: p.scale for name, p in self.parameters.items() if p.scale is not None}
+        tensors |= {name + ZERO: p.zero for name, p in self.parameters.items() if p.zero is not None}
         tensors = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}  # no two share memory
         metadata["sha256"] = _checksum(metadata, tensors)
         data = save(tensors, metadata)
@@ -137,15 +138,17 @@ def _parameter(
         raise BadInput(f"{name} has a group size that is none")
     if name not in tensors:
         raise BadInput(f"{name} is announced and not there")
-    data, scale = tensors.pop(name), tensors.pop(name + SCALE, None)
-    if scale is not None and (scale.dtype != torch.float32 or not scale.isfinite().all()):
-        raise BadInput(f"the scale of {name} is not finite float32")
+    data, scale, zero = tensors.pop(name), tensors.pop(name + SCALE, None), tensors.pop(name + ZERO, None)
+    for what, part in (("scale", scale), ("zero point", zero)):
+        if part is not None and (part.dtype != torch.float32 or not part.isfinite().all()):
+            raise BadInput(f"the {what} of {name} is not finite float32")
     if size is not None and scale is None:
         raise BadInput(f"{name} has a group size and no scale")
     largest = max(map(abs, numbers)) * (1.0 if scale is None or not scale.numel() else scale.abs().max().item())
+    largest += 0.0 if zero is None or not zero.numel() else zero.abs().max().item()
     if largest > torch.finfo(torch.float32).max:
-        raise BadInput(f"{name} has levels or scales beyond what a float32 can hold")
-    return PackedParameter(data, tuple(shape), tuple(numbers), encoding, scale, size)
+        raise BadInput(f"{name} has levels, scales or zero points beyond what a float32 can hold")
+    return PackedParameter(data, tuple(shape), tuple(numbers), encoding, scale, size, zero)
 
 
 def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_map_only
 from mrfquant.errors import BadInput
 from mrfquant.labelling import LevelSet, uniform, weights_of
 from mrfquant.packing import PackedNetwork, pack_weights
-from mrfquant.rounding.network import LayerReport, Rounding
+from mrfquant.rounding.answers import Found, LayerReport
+from mrfquant.rounding.network import Rounding
 from mrfquant.rounding.solvers import RoundingSolver
 from mrfquant.text import aligned
 
@@ -34,8 +35,7 @@ class RoundedNetwork:
         layers: how each layer was rounded, in the order of their use.
         notes: what there is to know besides: weights that were left, or that had few inputs.
         levels: of every rounded weight, by name.
-        labels: of every rounded weight, in its shape.
-        scales: that multiply the levels of a weight, in a shape that broadcasts with it.
+        answers: labels, scales and zero points of every rounded weight.
         seconds: that it took.
     """
 
@@ -43,9 +43,18 @@ class RoundedNetwork:
     levels: Mapping[str, LevelSet]
     layers: list[LayerReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    labels: dict[str, Tensor] = field(default_factory=dict)
-    scales: dict[str, Tensor] = field(default_factory=dict)
+    answers: Mapping[str, Found] = field(default_factory=dict)
     seconds: float = 0.0
+
+    @property
+    def labels(self) -> dict[str, Tensor]:
+        """Of every rounded weight, in its shape."""
+        return {name: answer.labels for name, answer in self.answers.items()}
+
+    @property
+    def scales(self) -> dict[str, Tensor]:
+        """That multiply the levels of a weight, in a shape that broadcasts with it."""
+        return {name: answer.scale for name, answer in self.answers.items()}
 
     def __str__(self) -> str:
         rows = [["layer", "rows x weights", "bits", "energy / gptq", "labels changed", "seconds"]]
@@ -60,9 +69,13 @@ class RoundedNetwork:
         return pack_weights(
             self.model,
             {name: levels.values for name, levels in self.levels.items()},
-            {name: self.scales[name].expand(labels.shape) for name, labels in self.labels.items()},
-            # Where outputs are the second dimension, a scale belongs to a kernel.
-            {name: self.labels[name][0, 0].numel() for name, scale in self.scales.items() if scale.shape[1] > 1},
+            {name: answer.scale.expand(answer.labels.shape) for name, answer in self.answers.items()},
+            {name: answer.run for name, answer in self.answers.items() if answer.run},
+            zeros={
+                name: answer.zero.expand(answer.labels.shape)
+                for name, answer in self.answers.items()
+                if answer.zero is not None
+            },
         )
 
     def save(self, path: str | os.PathLike[str]) -> int:
@@ -77,16 +90,20 @@ def round_network(
     solver: str | RoundingSolver = "icm",
     exclude: Sequence[str] = (),
     overrides: Mapping[str, Levels] | None = None,
+    group_size: int | None = None,
+    zero_point: bool = False,
     forward: Callable[[nn.Module, Any], Any] | None = None,
     targets: Literal["float", "own"] = "float",
     damping: float = 0.01,
     seed: int = 0,
     progress: bool = True,
+    folder: str | os.PathLike[str] | None = None,
 ) -> RoundedNetwork:
     """Round the weights of a trained network to few levels, in place and without training.
 
     Those of linear layers, convolutions and attention are rounded, layer by layer in the order of their use; a layer
-    that is used several times is rounded for all its uses. Every row of a weight has a scale, which is fitted. If it
+    that is used several times is rounded for all its uses. Every row of a weight, or every group of its weights, has a
+    scale, which is fitted. If it
     fails or is interrupted, the network is as it was.
 
     Args:
@@ -96,6 +113,9 @@ def round_network(
         solver: 'nearest', 'gptq', 'icm', 'mean_field', 'tree' or a solver of your own.
         exclude: patterns of names of weights or layers that stay in float, as ["conv1", "head.*"].
         overrides: other bits or levels by such patterns, as {"layer3.*": 3}; the first that fits counts.
+        group_size: neighbouring weights of a row that share a scale, as 64; by default all of them do. Rows of transposed
+            convolutions have one scale in any case.
+        zero_point: add a fitted number to the levels of a row or group, which then need not lie around zero.
         forward: computes a batch, as lambda model, batch: model(batch["image"]). By default a dict is given as
             keywords, and of a tuple or a list the first entry is given.
         targets: what a layer's outputs should be: 'float', those of the float network, less the error of what they are
@@ -103,12 +123,13 @@ def round_network(
         damping: added to the diagonal of the inputs' second moments, as a share of its mean.
         seed: of what is drawn; the global random state has no part in it.
         progress: print a line for every layer.
+        folder: keeps the answer of every layer, so that the same call goes on where it was interrupted.
 
     Returns:
         The network with a report, ready to be saved.
     """
     name = solver if isinstance(solver, str) else "icm"
-    rounding = Rounding(solver=name, targets=targets, damping=damping, seed=seed)
+    rounding = Rounding(name, targets=targets, damping=damping, seed=seed, group_size=group_size, zero_point=zero_point)
     if isinstance(solver, RoundingSolver):
         rounding.solver = solver
     result = RoundedNetwork(model, {})
@@ -123,16 +144,15 @@ def round_network(
             count, relative = f"{len(result.layers)} of {len(result.levels)}", f"energy {layer.relative:.3f} of gptq's"
             print(f"{count}: {layer.name}, {relative}, {layer.seconds:.1f} s", file=sys.stderr, flush=True)
 
-    found = rounding.run(
+    result.answers = rounding.run(
         model,
         result.levels,
         [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in given],
         report,
         result.notes.append,
         forward or _call,
+        folder,
     )
-    result.labels = {name: labels for name, (labels, _) in found.items()}
-    result.scales = {name: scale for name, (_, scale) in found.items()}
     result.seconds = time.perf_counter() - began
     return result
 
