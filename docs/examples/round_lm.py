@@ -4,10 +4,10 @@
     python round_lm.py FOLDER valid.txt test.txt --gguf NAME.gguf --packed small.safetensors
 
 FOLDER has a causal model of transformers (pip install mrfquant[language]); of a GGUF file in it, the dequantized
-weights are the float network. Calibrates on 64 windows of 512 tokens of the first text and prints the perplexity of the
-first 32,768 tokens of the second one. Embeddings, the head and the norms stay in float. Blocks are rounded one after the
-other, with a line for every layer; `--folder` keeps their answers, and the same command goes on from there after it was
-killed. The second form reads what the first one wrote.
+weights are the float network. It calibrates on 64 windows of 512 tokens of the first text and prints the perplexity of
+the first 32,768 tokens of the second one. Embeddings, the head and the norms stay in float. Blocks are rounded one
+after the other, with a line for every layer; `--folder` keeps their answers, and the same command goes on from there
+after it was killed. The second form reads what the first one wrote.
 """
 
 import argparse

@@ -25,7 +25,7 @@ from mrfquant.packing.parameter import PackedParameter
 from mrfquant.storage.files import atomic
 from mrfquant.text import printable
 
-FORMAT, VERSION = "mrfquant", "1"
+FORMAT, VERSION, WITH_ZEROS = "mrfquant", "1", "2"  # a reader that knows no zero points refuses a file that has them
 SCALE, ZERO = ":scale", ":zero"  # after the name of the parameter that they belong to
 FLOATS = (torch.float32, torch.int64)  # of what is not packed: parameters left free, batch-norm statistics and counts
 KEYS = ("format", "network", "images", "blocks", "origin", "sha256")
@@ -62,8 +62,9 @@ class PackedNetwork:
 
     def write(self, path: str | os.PathLike[str]) -> int:
         """Write the file, whole or not at all; returns its size in bytes."""
+        version = WITH_ZEROS if any(p.zero is not None for p in self.parameters.values()) else VERSION
         metadata = {
-            "format": f"{FORMAT} {VERSION}",
+            "format": f"{FORMAT} {version}",
             "network": _json([self.name, self.arguments]),
             "images": _json(self.images),
             "blocks": _json(self._blocks()),
@@ -162,10 +163,10 @@ def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             kind, _, version = metadata.get("format", "").partition(" ")
             if kind != FORMAT:
                 raise BadInput(f"{path} is a safetensors file of another kind: give one written by mrfquant pack")
-            if version != VERSION:
+            if version not in (VERSION, WITH_ZEROS):
                 raise BadInput(
-                    f"{path} has version {version[:20]!r} of the format, this program reads {VERSION!r}: use another "
-                    "release, or pack the run again"
+                    f"{path} has version {version[:20]!r} of the format, this program reads {VERSION!r} and "
+                    f"{WITH_ZEROS!r}: use another release, or pack the run again"
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except BadInput:

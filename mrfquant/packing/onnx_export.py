@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
@@ -142,11 +142,11 @@ def _spread(
         return constant(role, part.cpu().view(shape).numpy(), np.float32)
     (rows, runs), columns = part.shape, math.prod(parameter.shape[1:])
     values = constant(role, part.cpu()[:, :, None].numpy(), np.float32)
-    spread = tape.op("Expand", [values, constant("runs", [rows, runs, parameter.group_size], np.int64)])
-    padded = tape.op("Reshape", [spread, constant("padded", [rows, runs * parameter.group_size], np.int64)])
+    spread = tape.op("Expand", [values, constant(f"{role}.runs", [rows, runs, parameter.group_size], np.int64)])
+    padded = tape.op("Reshape", [spread, constant(f"{role}.padded", [rows, runs * parameter.group_size], np.int64)])
     bounds = {"left": 0, "right": columns, "axis": 1}
-    cut = tape.op("Slice", [padded, *(constant(role, [at], np.int64) for role, at in bounds.items())])
-    return tape.op("Reshape", [cut, constant("scaled", parameter.shape, np.int64)])
+    cut = tape.op("Slice", [padded, *(constant(f"{role}.{end}", [at], np.int64) for end, at in bounds.items())])
+    return tape.op("Reshape", [cut, constant(f"{role}.shape", parameter.shape, np.int64)])
 
 
 def _digits(d: int, encoding: str) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,6 +54,7 @@ class LayerReport:
         relative: that over gptq's on the same layer.
         changed: share of the labels that differ from gptq's.
         seconds: taken by the solver.
+        bound: what the energy cannot fall below, whatever the labels, at its scales; None where it was not asked for.
     """
 
     name: str
@@ -62,6 +64,7 @@ class LayerReport:
     relative: float
     changed: float
     seconds: float
+    bound: float | None = None
 
 
 class Journal:
@@ -83,8 +86,8 @@ class Journal:
                 out.write(key.encode())
         elif file.read_text() != key:
             raise BadInput(
-                f"{folder} keeps the answers of another call, on another network, other batches or with other settings: "
-                "give another folder, or delete it"
+                f"{folder} keeps the answers of another call, with other settings, batches or another network: give "
+                "another folder, or delete it"
             )
 
     def read(self, name: str) -> tuple[Found, LayerReport, Tensor] | None:
@@ -110,12 +113,12 @@ class Journal:
         return self.folder / f"{name}.safetensors"
 
 
-def fingerprint(model: nn.Module, batches: list[Any], settings: str) -> str:
+def fingerprint(model: nn.Module, batches: Sequence[Any], settings: str) -> str:
     """Of a call: a hash of the network's state, of all that is in the batches, and of the settings."""
     digest = hashlib.sha256(settings.encode())
-    for leaf in (*model.state_dict().values(), *tree_leaves(batches)):
+    for leaf in (*model.state_dict().values(), *tree_leaves(list(batches))):
         if isinstance(leaf, Tensor):
-            digest.update(leaf.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
+            digest.update(leaf.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
         else:
             digest.update(repr(leaf).encode())
     return digest.hexdigest()

@@ -16,16 +16,24 @@ from mrfquant.config.settings import Check, Count, Fraction, Whole, configurable
 from mrfquant.data import Dataset
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling import LevelSet
-from mrfquant.rounding.answers import Found, Journal, LayerReport
+from mrfquant.rounding.answers import Found, Journal, LayerReport, fingerprint
+from mrfquant.rounding.bound import lower_bound
 from mrfquant.rounding.norm_statistics import Moments
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.replay import Forward, Replay
-from mrfquant.rounding.solvers import SOLVERS, RoundGPTQ
+from mrfquant.rounding.solver_names import SOLVERS
+from mrfquant.rounding.solvers import RoundGPTQ, RoundingSolver
 from mrfquant.rounding.walk import BatchNorm, Walk
 
 RANK_DAMPING = 0.1  # where there are fewer inputs than weights of a row
 Several = Annotated[int, Check(lambda v: v > 1, "a whole number above 1")]
-SolverName = Annotated[str, Check(lambda v: v in SOLVERS, f"one of {', '.join(SOLVERS)}")]
+Solver = Annotated[
+    str | RoundingSolver,
+    Check(
+        lambda v: isinstance(v, RoundingSolver) or v in SOLVERS,
+        f"one of {', '.join(SOLVERS)}, or a RoundingSolver as @RoundICM()",
+    ),
+]
 
 
 @configurable
@@ -33,7 +41,8 @@ class Rounding:
     """The settings, and the walk over the layers.
 
     Args:
-        solver: what assigns the labels of a layer; settings of its own are those of RoundICM, RoundMeanField and so on.
+        solver: what assigns the labels of a layer, by its name or as @RoundICM(), or a solver of your own likewise;
+            settings of its own are those of RoundICM, RoundMeanField and so on.
         start: the solver from whose answer it starts; None is the solver's own way to start.
         images: of the training set, to calibrate with.
         batch_size: of them at a time.
@@ -45,12 +54,13 @@ class Rounding:
         group_size: neighbouring weights of a row that share a scale; None for all of them. Rows of transposed
             convolutions have one scale in any case.
         zero_point: add a fitted number to the scaled levels of a row or group.
+        bound: find what each layer's energy cannot fall below, too; it takes longer than rounding.
     """
 
     def __init__(
         self,
-        solver: SolverName = "icm",
-        start: SolverName | None = None,
+        solver: Solver = "icm",
+        start: Solver | None = None,
         images: Several = 2000,
         batch_size: Several = 250,
         damping: Fraction = 0.01,
@@ -59,12 +69,15 @@ class Rounding:
         seed: Whole = 0,
         group_size: Count | None = None,
         zero_point: bool = False,
+        bound: bool = False,
     ) -> None:
         if start and solver in ("nearest", "gptq"):
             raise BadSetting("Rounding.start", start, f"None: {solver} takes every weight anew, wherever it starts")
-        self.solver, self.start = SOLVERS[solver](), SOLVERS[start]() if start else None
+        self.solver = SOLVERS[solver]() if isinstance(solver, str) else solver
+        self.start = SOLVERS[start]() if isinstance(start, str) else start
         self.images, self.batch_size, self.damping, self.recalibrate = images, batch_size, damping, recalibrate
         self.targets, self.seed, self.group_size, self.zero_point = targets, seed, group_size, zero_point
+        self.bound = bound
 
     def batches(self, dataset: Dataset) -> Iterator[Tensor]:
         """The first inputs of the training split, without augmentation."""
@@ -147,7 +160,7 @@ class Rounding:
         labels = torch.empty_like(weights, dtype=torch.int64)
         scales = torch.empty_like(weights if size else weights[:, :1])
         zeros, q = torch.empty_like(scales) if self.zero_point else None, weights.new_tensor(levels.values)
-        energy = reference = changed = seconds = 0.0
+        energy = reference = changed = seconds = least = 0.0
         for rows, sums in moments.parts():
             damping, n = self.damping, weights.shape[1]
             if sums.inputs < n and damping < RANK_DAMPING:
@@ -168,9 +181,12 @@ class Rounding:
             energy += fitted.energy(fitted.values(chosen)).sum().item()
             reference += by_greedy.energy(by_greedy.values(greedy)).sum().item()
             changed += (chosen != greedy).sum().item()
+            if self.bound:
+                least += lower_bound(fitted).sum().item()
             labels[rows], scales[rows] = chosen.T, fitted.scale.T[:, : scales.shape[1]]
             if zeros is not None and fitted.zero is not None:
                 zeros[rows] = fitted.zero.T[:, : scales.shape[1]]
+        bound = least if self.bound else None
         relative, share = energy / max(reference, 1e-300), changed / weights.numel()
         form, shape = moments.form, moments.weight.shape
         found = Found(
@@ -179,4 +195,4 @@ class Rounding:
             None if zeros is None else form.spread(zeros, shape),
             math.prod(shape[2:]) if form.transposed else size,
         )
-        return found, LayerReport(name, len(weights), weights.shape[1], energy, relative, share, seconds)
+        return found, LayerReport(name, len(weights), weights.shape[1], energy, relative, share, seconds, bound)

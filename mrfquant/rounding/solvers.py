@@ -1,5 +1,4 @@
-"""Solvers of a layer's rounding problem, by name. Each answers with labels, and the problem with the scales that go with
-them."""
+"""Solvers of a layer's rounding problem, by name. Each answers with labels and a problem whose scales fit them."""
 
 from __future__ import annotations
 
@@ -132,11 +131,13 @@ class RoundICM(RoundingSolver):
 @configurable
 class RoundMeanField(RoundingSolver):
     """Mean-field, one variable after the other, annealed: the mean of each is that of softmax(-beta E), given the means
-    of the others. It starts from the trained weights themselves, or from an answer's levels, and ends with `icm`.
+    of the others. It starts from the trained weights themselves, or from an answer's levels, and ends with `icm`; its
+    scales are those of gptq's best answer.
 
     Args:
-        sweeps: over all variables. hottest, coldest: the first and the last inverse temperature, in units of
-        1 / (mean diagonal of A x squared gap of the levels); geometric between them.
+        sweeps: over all variables.
+        hottest: the first inverse temperature, in units of 1 / (mean diagonal of A x squared gap of the levels).
+        coldest: the last one; geometric between them.
     """
 
     name = "mean_field"
@@ -144,18 +145,23 @@ class RoundMeanField(RoundingSolver):
     def __init__(
         self,
         scales: Sequence[float] = SCALES,
-        sweeps: Count = 160,
+        sweeps: Count = 40,
         hottest: Positive = 2.0,
         coldest: Positive = 300.0,
     ) -> None:
         super().__init__(scales)
         self.sweeps, self.hottest, self.coldest = sweeps, hottest, coldest
 
+    def solve(self, problem: LayerProblem, start: Answer | None = None) -> Answer:
+        if start is not None:
+            return super().solve(problem, start)
+        return self.solve_scaled(RoundGPTQ(self.scales, by_activation=True).solve(problem)[1], None)
+
     def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
         means = problem.w.clone() if start is None else problem.values(start)
         for beta in self.betas(problem):
             mean_field_sweep(problem, means, beta)
-        return descend(problem, problem.nearest(means))
+        return RoundICM().solve_scaled(problem, problem.nearest(means))
 
     def betas(self, problem: LayerProblem) -> Iterator[Tensor]:
         """Inverse temperatures of the rows, (rows,), a sweep after the other."""
@@ -178,15 +184,10 @@ class RoundTree(RoundMeanField):
 
     name = "tree"
 
-    def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
-        one, other = super().solve_scaled(problem, start), RoundICM().solve_scaled(problem, start)
+    def solve(self, problem: LayerProblem, start: Answer | None = None) -> Answer:
+        one, other = super().solve(problem, start), RoundICM(self.scales).solve(problem, start)
         labels, both = torch.cat([one[0], other[0]], 1), one[1].beside(other[1])
         return best_of_rows(descend(both, labels, SpanningTree.strongest(problem.a)), 2)
-
-
-SOLVERS: dict[str, type[RoundingSolver]] = {
-    solver.name: solver for solver in (RoundNearest, RoundGPTQ, RoundICM, RoundMeanField, RoundTree)
-}
 
 
 def best_of_rows(answer: Answer, count: int) -> Answer:

@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from mrfquant.errors import BadInput
+from mrfquant.inference import ProximalMeanField, SparsemaxPGD
 from mrfquant.rounding import SOLVERS, LayerProblem, solvers
+from mrfquant.rounding.bound import lower_bound
+from mrfquant.rounding.by_inference import RoundByInference
 from mrfquant.rounding.solvers import (
     RoundGPTQ,
     RoundICM,
@@ -234,6 +237,28 @@ def test_the_compiled_descent_ends_where_no_weight_gains_and_as_low_as_torch(mon
         change = problem.levels[label] * problem.scale - values
         gain = -change * (fields + curvature / 2 * change)
         assert (gain <= 1.1 * solvers.TOLERANCE * problem.scale.square() * curvature).all()
+
+
+@pytest.mark.parametrize(("d", "group_size", "zero_point"), [(2, None, False), (3, 2, False), (4, 3, True)])
+def test_no_labels_have_an_energy_below_the_bound(d, group_size, zero_point):
+    problem = _problem(d=d, group_size=group_size, zero_point=zero_point)
+    bound = lower_bound(problem)
+    assert (bound <= _best(problem) + 1e-12).all()
+    assert (bound > 0.2 * _best(problem)).all()
+
+
+def test_the_bound_is_the_optimum_where_there_are_no_couplings():
+    problem = _problem(d=3, rows=1)
+    alone = replace(problem, a=torch.diag(torch.rand(6, dtype=torch.float64) + 0.1))
+    torch.testing.assert_close(lower_bound(alone), _best(alone), rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("d", D)
+@pytest.mark.parametrize("recipe", [ProximalMeanField, SparsemaxPGD])
+def test_solvers_of_networks_do_better_than_the_nearest_level(recipe, d):
+    problem = _problem(n=12, rows=30, d=d)
+    found = _energy(RoundByInference(recipe).solve(problem)).sum()
+    assert found < _energy(RoundNearest().solve(problem)).sum()
 
 
 def test_kicks_never_raise_the_energy_and_the_answer_is_always_the_same():
