@@ -16,7 +16,7 @@ INPUTS, RANK, BITS, DAMPING = 4096, 8, 2, 0.01
 
 def measure_rounding(options: Options) -> Iterator[tuple[str, Row]]:
     """Every solver on two layers of two bits, some of them with several budgets: seconds, and energy and time against
-    gptq's. Inputs are correlated and positive, as after an activation."""
+    gptq's. Inputs are correlated, positive as after an activation, and of different size."""
     for n, rows in SIZES:
         problem = _layer(n, rows)
         first: tuple[float, float] | None = None
@@ -43,6 +43,7 @@ def _layer(n: int, rows: int) -> LayerProblem:
     generator = torch.Generator().manual_seed(0)
     mixed = torch.randn(INPUTS, n // RANK, generator=generator) @ torch.randn(n // RANK, n, generator=generator)
     x = (mixed / (n // RANK) ** 0.5 + torch.randn(INPUTS, n, generator=generator)).relu()
+    x *= (torch.randn(n, generator=generator) / 2).exp()
     a = x.T @ x / INPUTS
     a.diagonal().add_(DAMPING * a.diagonal().mean())
     return LayerProblem.of(torch.randn(n, rows, generator=generator), a, torch.linspace(-1, 1, 2**BITS))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mrfquant.config.settings import Count, configurable
-from mrfquant.inference import ProximalMeanField
+from mrfquant.inference import SparsemaxPGD
 from mrfquant.inference.base import InferenceRecipe, OptimizerRecipe
 from mrfquant.labelling import Labelling
 from mrfquant.rounding.problem import LayerProblem
@@ -34,7 +34,7 @@ class RoundByInference(RoundingSolver):
 
     def __init__(
         self,
-        inference: InferenceRecipe = ProximalMeanField,
+        inference: InferenceRecipe = SparsemaxPGD,
         optimizer: OptimizerRecipe = ADAM,
         steps: Count = 200,
     ) -> None:

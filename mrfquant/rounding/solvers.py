@@ -184,6 +184,15 @@ class RoundTree(RoundMeanField):
 
     name = "tree"
 
+    def __init__(
+        self,
+        scales: Sequence[float] = SCALES,
+        sweeps: Count = 15,
+        hottest: Positive = 2.0,
+        coldest: Positive = 300.0,
+    ) -> None:
+        super().__init__(scales, sweeps, hottest, coldest)
+
     def solve(self, problem: LayerProblem, start: Answer | None = None) -> Answer:
         one, other = super().solve(problem, start), RoundICM(self.scales).solve(problem, start)
         labels, both = torch.cat([one[0], other[0]], 1), one[1].beside(other[1])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mrfquant.errors import BadInput
-from mrfquant.inference import ProximalMeanField, SparsemaxPGD
+from mrfquant.inference import MirrorDescent, ProximalMeanField, ProxQuant
 from mrfquant.rounding import SOLVERS, LayerProblem, solvers
 from mrfquant.rounding.bound import lower_bound
 from mrfquant.rounding.by_inference import RoundByInference
@@ -254,11 +254,17 @@ def test_the_bound_is_the_optimum_where_there_are_no_couplings():
 
 
 @pytest.mark.parametrize("d", D)
-@pytest.mark.parametrize("recipe", [ProximalMeanField, SparsemaxPGD])
-def test_solvers_of_networks_do_better_than_the_nearest_level(recipe, d):
+def test_a_solver_of_networks_does_better_than_the_nearest_level(d):
     problem = _problem(n=12, rows=30, d=d)
-    found = _energy(RoundByInference(recipe).solve(problem)).sum()
-    assert found < _energy(RoundNearest().solve(problem)).sum()
+    found = _energy(RoundByInference().solve(problem)).sum()
+    assert found < 0.9 * _energy(RoundNearest().solve(problem)).sum()
+
+
+@pytest.mark.parametrize("recipe", [ProximalMeanField, MirrorDescent, ProxQuant])
+def test_any_solver_of_networks_answers(recipe):
+    labels, fitted = RoundByInference(recipe, steps=20).solve(_problem(group_size=3, zero_point=True))
+    assert labels.shape == fitted.w.shape
+    assert set(labels.unique().tolist()) <= {0, 1}
 
 
 def test_kicks_never_raise_the_energy_and_the_answer_is_always_the_same():
