@@ -1,6 +1,6 @@
 """How low a layer's energy can be: a bound for every row, whatever the labels.
 
-The energy of x = w - w° is 1/2 xᵀ M x + 1/2 sum_j v_j x_j² with M = A - diag(v). For v >= 0 that leave M positive
+The energy of x = w - w° is 1/2 xᵀ M x + 1/2 sum_j v_j x_j² with M = A - diag(v). For v that leave M positive
 semidefinite, its first part lies above its tangents, so with any real y each labelling has at least the energy
 
     -1/2 yᵀ M y  +  sum_j min over levels x_j of  (M y)_j x_j + 1/2 v_j x_j²
@@ -41,7 +41,7 @@ def lower_bound(problem: LayerProblem) -> Tensor:
 
 
 def multipliers(a: Tensor, weight: Tensor) -> Tensor:
-    """v >= 0 (n,) of about the largest weighted sum for which A - diag(v) is positive definite."""
+    """v (n,) of about the largest weighted sum for which A - diag(v) is positive definite."""
     weight = weight.clamp(min=1e-12 * weight.max())
     v = torch.full_like(weight, torch.linalg.eigvalsh(a)[0].item() / 2)
     barrier = (weight * v).sum() / len(v)
@@ -55,7 +55,7 @@ def multipliers(a: Tensor, weight: Tensor) -> Tensor:
             if barrier * len(v) <= BARRIER * (weight * v).sum():
                 break
             barrier = barrier / 3
-    return v.clamp(min=0)
+    return v
 
 
 def _descend(relaxed: LayerProblem, y: Tensor, x: Tensor, v: Tensor) -> None:

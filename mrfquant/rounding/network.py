@@ -3,6 +3,7 @@ and is to give the outputs that it has in the float network."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -123,8 +124,9 @@ class Rounding:
         def solve(moments: Moments) -> tuple[Found, LayerReport]:
             return self._solve(moments, levels[moments.name], warn)
 
-        solvers = [(type(solver).__name__, vars(solver)) for solver in (self.solver, self.start) if solver]
-        settings = f"{solvers} { ({**vars(self), 'solver': None, 'start': None}) } {dict(levels)}"
+        parts = [vars(part) for part in (self, self.solver, self.start) if part is not None]
+        parts.append({name: of.values for name, of in levels.items()})
+        settings = json.dumps(parts, default=lambda value: type(value).__name__)
 
         names = dict(model.named_parameters())
         norms = {name: m for name, m in model.named_modules() if isinstance(m, BatchNorm)}
