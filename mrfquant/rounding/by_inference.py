@@ -14,7 +14,7 @@ from mrfquant.labelling import Labelling
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.solvers import Answer, RoundingSolver
 
-ADAM = partial(torch.optim.Adam, lr=0.05)
+ADAM = partial(torch.optim.Adam, lr=0.02)
 
 
 @configurable
