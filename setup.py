@@ -27,8 +27,9 @@ EXTRAS = {
     "onnx": ["onnx", "onnx-ir", "onnxscript", "onnxruntime"],
     "tensorboard": ["tensorboard"],  # run --collector TensorBoard
     "fast": ["numba"],  # loops over memory on the CPU
+    "language": ["transformers", "accelerate", "gguf"],  # docs/examples/round_lm.py
 }
-ALL = [package for extra in EXTRAS.values() for package in extra]
+ALL = [package for name, extra in EXTRAS.items() if name != "language" for package in extra]  # that one is large
 # What developing needs: to check the code, and what results are compared with.
 TOOLS = ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "setuptools"]
 DOCS = ["mkdocs<2", "mkdocs-material", "mkdocstrings[python]", "mkdocs-jupyter", "nbclient", "ipykernel"]

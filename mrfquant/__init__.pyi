@@ -88,6 +88,7 @@ from .rounding import (
     LayerProblem as LayerProblem,
     Rounded as Rounded,
     Rounding as Rounding,
+    RoundingSolver as RoundingSolver,
     round_network as round_network,
 )
 from .packing import load as load, pack_model as pack_model

@@ -5,8 +5,11 @@ import importlib.util
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
 from mrfquant.testing import EnergyContract, InferenceContract
 
@@ -28,12 +31,17 @@ def accuracies(text):
     return [float(number) for number in re.findall(r"accuracy ([\d.]+) %", text)]
 
 
-def part(script, name):
-    """A class of a script."""
+def module(script):
+    """A script as a module."""
     spec = importlib.util.spec_from_file_location(script, FOLDER / f"{script}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return getattr(module, name)
+    return module
+
+
+def part(script, name):
+    """A class of a script."""
+    return getattr(module(script), name)
 
 
 def test_own_solver_trains_a_binary_network_beside_pmf(output):
@@ -155,3 +163,63 @@ class TestSparse(EnergyContract):
     part = part("own_energy", "Sparse")
     settings = {"cost": 0.1}
     gin_name = None
+
+
+def test_round_lm_rounds_goes_on_and_reads_what_it_wrote(tmp_path, monkeypatch, capsys):
+    """With a stand-in for transformers: a model of its interface, and letters as tokens."""
+    script = module("round_lm")
+    monkeypatch.setattr(script, "load", lambda *_: (Letters(), letters))
+    (tmp_path / "text").write_text("to be or not to be, that is the question. " * 200)
+    words = ["round_lm.py", str(tmp_path), str(tmp_path / "text"), str(tmp_path / "text"), "--windows", "4", "2"]
+    packed = str(tmp_path / "small.safetensors")
+    more = [
+        "--group-size",
+        "8",
+        "--zero-point",
+        "--solver",
+        "gptq",
+        "--folder",
+        str(tmp_path / "kept"),
+        "--out",
+        packed,
+    ]
+    found = []
+    for arguments in (more, more, ["--packed", packed]):
+        monkeypatch.setattr("sys.argv", [*words, *arguments])
+        script.main()
+        found.append(capsys.readouterr().out.splitlines()[-1].partition(",")[0])
+    assert found[0].startswith("perplexity ")
+    assert found[0] == found[1] == found[2]
+    assert len(list((tmp_path / "kept").glob("model.*.safetensors"))) == 2
+
+
+def letters(text, return_tensors):
+    assert return_tensors == "pt"
+    return SimpleNamespace(input_ids=torch.tensor([[ord(letter) % 64 for letter in text]]))
+
+
+class Letters(nn.Module):
+    """A causal model as transformers has them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = Blocks()
+        self.lm_head = nn.Linear(16, 64, bias=False)
+        self.lm_head.weight = self.model.embedding.weight
+
+    def forward(self, tokens):
+        return SimpleNamespace(logits=self.lm_head(self.model(tokens)))
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(64, 16)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(2))
+
+    def forward(self, tokens, use_cache=False):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return x

@@ -26,6 +26,7 @@ SUBJECTS = {
     "startup": ("Until a command answers, against importing torch", "startup", "measure_startup"),
     "projections": ("Projection and product, others against mrfquant", "projections", "measure_projections"),
     "curvature": ("Second moments against forward, pairwise against first order", "curvature", "measure_curvature"),
+    "round": ("Rounding a layer: energy against seconds", "rounding", "measure_rounding"),
     "loader": ("A batch, others against mrfquant", "loader", "measure_loader"),
     "mrf": ("Solvers on a random graph and on a grid of 4 labels", "mrf", "measure_fields"),
     "pack": ("Evaluation from packed weights, two levels, against float", "packed", "measure_packed"),

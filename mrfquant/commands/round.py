@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -43,6 +42,14 @@ def parser() -> Parser:
     p.add_argument("--bits", metavar="N", type=int, default=2, help="2^N even levels, scaled by row (default: 2)")
     p.add_argument("--solver", metavar="NAME", default="icm", help="what assigns the labels (default: icm)")
     p.add_argument("--start", metavar="NAME", help="let it start from the labels that this solver finds")
+    p.add_argument("--group-size", metavar="N", type=int, help="weights of a row that share a scale (default: all)")
+    p.add_argument(
+        "--override",
+        metavar="PATTERN=N",
+        action="append",
+        default=[],
+        help="other bits for some weights, as layers.4*=3",
+    )
     p.add_argument("--exclude", metavar="PATTERN", action="append", default=[], help="weights to leave in float")
     for flag in ("--set", "--import", "--device", "--data"):
         p.share(flag)
@@ -100,6 +107,7 @@ def _solver(experiment: Experiment) -> tuple[Rounded, Rounding]:
 
 def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]) -> dict[str, Any]:
     """Round and test the network, save it; the summary of the run."""
+    from mrfquant.rounding import rounded
     from mrfquant.training import evaluate
 
     solver, rounding = _solver(experiment)
@@ -110,17 +118,14 @@ def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]
     say(f"{who['parameters']:,} parameters, {who['labelled']:,} of them quantized; {rounding.images:,} {dataset.unit}")
     say(f"folder {folder.path}")
     say(f"{'layer':<34}{'rows x weights':>16}{'energy / gptq':>16}{'labels changed':>16}{'seconds':>9}")
-    began, reports = time.perf_counter(), []
 
     def report(layer: LayerReport) -> None:
-        reports.append(layer)
         shape = f"{layer.rows:,} x {layer.n:,}"
         say(f"{layer.name:<34}{shape:>16}{layer.relative:>16.3f}{layer.changed:>16.1%}{layer.seconds:>9.1f}")
 
     levels = {name: labelling.block_of(name).levels for name in labelling.labelled.spans}
-    found = rounding.run(experiment.model, levels, rounding.batches(dataset), report, say)
-    solver.assign(found)
-    seconds = time.perf_counter() - began
+    result = rounded(rounding, experiment.model, levels, rounding.batches(dataset), report, say)
+    solver.assign(result.answers)
     val, test = (evaluate(experiment.model, dataset, split, objective) for split in ("val", "test"))
     state = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
     labelling.check_on_levels(state)
@@ -129,7 +134,7 @@ def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]
     folder.checkpoints.save_best(0, best)
     say("")
     say(f"{metric.line(test)}, float {metric.text(before)}{' (STAND-IN DATA)' if dataset.stand_in else ''}")
-    say(f"time         {seconds:.1f} s")
+    say(f"time         {result.seconds:.1f} s")
     say(f"results in   {folder.path}")
     return {
         **who,
@@ -138,9 +143,9 @@ def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]
         f"best_val_{metric.name}": val[metric.name],
         **{f"test_{name}": value for name, value in test.items()},
         f"float_test_{metric.name}": before,
-        "seconds": seconds,
+        "seconds": result.seconds,
         "steps_per_second": 0.0,
-        "layers": [asdict(layer) for layer in reports],
+        "layers": [asdict(layer) for layer in result.layers],
     }
 
 
@@ -151,13 +156,31 @@ def _bindings(arguments: argparse.Namespace) -> list[str]:
         "Rounded.rounding = @Rounding()",
         f"Rounding.solver = {arguments.solver!r}",
         *([f"Rounding.start = {arguments.start!r}"] if arguments.start else []),
-        "Labelling.levels = @uniform()",
-        f"uniform.bits = {arguments.bits}",
+        *_levels(arguments.bits, arguments.override),
         "Labelling.which = 'weights'",
         f"Labelling.exclude = {arguments.exclude}",
-        "Labelling.scale = 'channel'",
+        *_scales(arguments.group_size),
         *arguments.set,
     ]
+
+
+def _levels(bits: int, overrides: list[str]) -> list[str]:
+    """Even levels, and other ones by pattern: a scope of `uniform` for each number of bits."""
+    settings, entries = {f"uniform.bits = {bits}": None}, []
+    for text in overrides:
+        pattern, _, other = text.rpartition("=")
+        if not pattern or not other.isdigit():
+            raise BadInput(f"--override {text}, expected a pattern of names and bits, as layers.4*=3")
+        settings[f"bits{other}/uniform.bits = {other}"] = None
+        entries.append(f"{pattern!r}: @bits{other}/uniform(), ")
+    return [f"Labelling.levels = {{{''.join(entries)}'*': @uniform()}}", *settings]
+
+
+def _scales(group_size: int | None) -> list[str]:
+    if group_size is None:
+        return ["Labelling.scale = 'channel'"]
+    both = [f"{part}.group_size = {group_size}" for part in ("Labelling", "Rounding")]
+    return ["Labelling.scale = 'group'", *both]
 
 
 def _float_weights(run: Path) -> Mapping[str, Tensor]:

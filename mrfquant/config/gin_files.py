@@ -91,11 +91,13 @@ class Config:
 
     def text(self) -> str:
         """The configuration as asked for, includes expanded: a gin file of its own."""
-        return gin.config_str()
+        with gin_internals.mappings_in_their_order():
+            return gin.config_str()
 
     def operative(self) -> str:
         """Every parameter that was used so far with its value, defaults too: a gin file of its own."""
-        return gin.operative_config_str()
+        with gin_internals.mappings_in_their_order():
+            return gin.operative_config_str()
 
     @contextmanager
     def locate_errors(self) -> Iterator[None]:

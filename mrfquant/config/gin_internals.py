@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import gin
@@ -30,6 +32,17 @@ def isolated_gin() -> Iterator[None]:
             getattr(gin.config, name).update(value)
         set_search_folders(folders)
         gin.config._set_config_is_locked(locked)
+
+
+@contextmanager
+def mappings_in_their_order() -> Iterator[None]:
+    """gin writes mappings with sorted keys: where the first key that fits counts, that would change their meaning."""
+    module = gin.config.pprint
+    try:
+        gin.config.pprint = SimpleNamespace(pformat=partial(module.pformat, sort_dicts=False))
+        yield
+    finally:
+        gin.config.pprint = module
 
 
 def bound() -> Bindings:

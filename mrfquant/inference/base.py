@@ -6,12 +6,13 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from mrfquant.compute import present_team
+from mrfquant.config.settings import makes
 from mrfquant.energies import Energy, FirstOrderTaylor
 from mrfquant.errors import BadInput, RunFailed
 from mrfquant.inference.as_optimizer import AsOptimizer, OptimizerRecipe
@@ -361,3 +362,6 @@ class Inference(AsOptimizer):
 
     def _draw(self, block: Block) -> Tensor:
         return self.labelling.initial_weights()[block.start : block.start + block.m]
+
+
+InferenceRecipe = Annotated[Callable[..., Inference], makes(Inference, "a solver of networks, as @ProximalMeanField")]

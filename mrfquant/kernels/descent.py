@@ -14,9 +14,9 @@ MULTIPLIER, INCREMENT = np.uint64(6364136223846793005), np.uint64(14426950408889
 
 
 @jit()
-def move(a, field, label, levels, s, j, new):
+def move(a, field, label, levels, scale, j, new):
     """Give variable j of a row another label; gives the change of the energy."""
-    change = (levels[new] - levels[label[j]]) * s
+    change = (levels[new] - levels[label[j]]) * scale[j]
     gained = change * (field[j] + a[j, j] / 2 * change)
     label[j] = new
     column = a[j]
@@ -26,13 +26,13 @@ def move(a, field, label, levels, s, j, new):
 
 
 @jit()
-def descend(a, field, label, levels, s, tolerance, sweeps):
+def descend(a, field, label, levels, scale, tolerance, sweeps):
     """Each variable of a row its best level given the others, until none gains; gives the change of the energy."""
     d, total = levels.shape[0], 0.0
     for _ in range(sweeps):
         moved = False
         for j in range(a.shape[0]):
-            old = label[j]
+            old, s = label[j], scale[j]
             target = levels[old] - field[j] / (a[j, j] * s)
             new = old
             while new + 1 < d and 2 * target > levels[new] + levels[new + 1]:
@@ -42,7 +42,7 @@ def descend(a, field, label, levels, s, tolerance, sweeps):
             if new != old:
                 change = (levels[new] - levels[old]) * s
                 if -change * (field[j] + a[j, j] / 2 * change) > tolerance * s * s * a[j, j]:
-                    total += move(a, field, label, levels, s, j, new)
+                    total += move(a, field, label, levels, scale, j, new)
                     moved = True
         if not moved:
             break
@@ -50,19 +50,19 @@ def descend(a, field, label, levels, s, tolerance, sweeps):
 
 
 @jit()
-def descend_rows(a, fields, labels, levels, scale, tolerance, sweeps, kicks, moves, first, last):
+def descend_rows(a, fields, labels, levels, scales, tolerance, sweeps, kicks, moves, first, last):
     """Descend in the rows from `first` to `last`, then after each of some kicks, which is taken back if it did not pay.
 
     Args:
-        a: (n, n). fields: (rows, n) and labels: (rows, n) int64, changed in place. levels: (d,). scale: (rows,).
+        a: (n, n). fields: (rows, n) and labels: (rows, n) int64, changed in place. levels: (d,). scales: (rows, n).
         tolerance: gains up to it, in units of the squared scale times the curvature, do not count.
         sweeps: at most so many over all weights.
         moves: labels that a kick moves to a neighbour, drawn at random, the same at every call.
     """
     n, d = a.shape[0], levels.shape[0]
     for row in range(first, last):
-        s, field, label = scale[row], fields[row], labels[row]
-        descend(a, field, label, levels, s, tolerance, sweeps)
+        scale, field, label = scales[row], fields[row], labels[row]
+        descend(a, field, label, levels, scale, tolerance, sweeps)
         state = np.uint64(row)
         for _ in range(kicks):
             kept_field, kept_label, total = field.copy(), label.copy(), 0.0
@@ -72,7 +72,7 @@ def descend_rows(a, fields, labels, levels, scale, tolerance, sweeps, kicks, mov
                 j, new = int(drawn % np.uint64(n)), int(drawn // np.uint64(n) % np.uint64(2)) * 2 - 1
                 new += label[j]
                 if 0 <= new < d:
-                    total += move(a, field, label, levels, s, j, new)
-            total += descend(a, field, label, levels, s, tolerance, sweeps)
+                    total += move(a, field, label, levels, scale, j, new)
+            total += descend(a, field, label, levels, scale, tolerance, sweeps)
             if total >= 0:
                 field[:], label[:] = kept_field, kept_label

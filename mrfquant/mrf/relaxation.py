@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from functools import partial
-from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from mrfquant.config.settings import configurable, makes
+from mrfquant.config.settings import configurable
 from mrfquant.errors import BadSetting
-from mrfquant.inference import Inference, ProximalMeanField
-from mrfquant.inference.base import OptimizerRecipe
+from mrfquant.inference import ProximalMeanField
+from mrfquant.inference.base import InferenceRecipe, OptimizerRecipe
 from mrfquant.labelling import Labelling
 from mrfquant.mrf.energy import FactorGraphEnergy
 from mrfquant.mrf.factor_graph import FactorGraph
@@ -21,7 +19,6 @@ from mrfquant.mrf.solver import Solver
 
 PENALTY = 1e3  # for what is forbidden: large, and not so large that a gradient step leads nowhere
 DESCENT = partial(torch.optim.SGD, lr=0.1)
-InferenceRecipe = Annotated[Callable[..., Inference], makes(Inference, "a solver of networks, as @ProximalMeanField")]
 LARGEST_LOG_U = 20.0  # the largest |log u| that a warm start takes over
 
 

@@ -25,8 +25,8 @@ from mrfquant.packing.parameter import PackedParameter
 from mrfquant.storage.files import atomic
 from mrfquant.text import printable
 
-FORMAT, VERSION = "mrfquant", "1"
-SCALE = ":scale"  # after the name of the parameter it belongs to
+FORMAT, VERSION, WITH_ZEROS = "mrfquant", "1", "2"  # a reader that knows no zero points refuses a file that has them
+SCALE, ZERO = ":scale", ":zero"  # after the name of the parameter that they belong to
 FLOATS = (torch.float32, torch.int64)  # of what is not packed: parameters left free, batch-norm statistics and counts
 KEYS = ("format", "network", "images", "blocks", "origin", "sha256")
 
@@ -62,8 +62,9 @@ class PackedNetwork:
 
     def write(self, path: str | os.PathLike[str]) -> int:
         """Write the file, whole or not at all; returns its size in bytes."""
+        version = WITH_ZEROS if any(p.zero is not None for p in self.parameters.values()) else VERSION
         metadata = {
-            "format": f"{FORMAT} {VERSION}",
+            "format": f"{FORMAT} {version}",
             "network": _json([self.name, self.arguments]),
             "images": _json(self.images),
             "blocks": _json(self._blocks()),
@@ -71,6 +72,7 @@ class PackedNetwork:
         }
         tensors = {name: p.data for name, p in self.parameters.items()} | self.floats
         tensors |= {name + SCALE: p.scale for name, p in self.parameters.items() if p.scale is not None}
+        tensors |= {name + ZERO: p.zero for name, p in self.parameters.items() if p.zero is not None}
         tensors = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}  # no two share memory
         metadata["sha256"] = _checksum(metadata, tensors)
         data = save(tensors, metadata)
@@ -137,15 +139,17 @@ def _parameter(
         raise BadInput(f"{name} has a group size that is none")
     if name not in tensors:
         raise BadInput(f"{name} is announced and not there")
-    data, scale = tensors.pop(name), tensors.pop(name + SCALE, None)
-    if scale is not None and (scale.dtype != torch.float32 or not scale.isfinite().all()):
-        raise BadInput(f"the scale of {name} is not finite float32")
+    data, scale, zero = tensors.pop(name), tensors.pop(name + SCALE, None), tensors.pop(name + ZERO, None)
+    for what, part in (("scale", scale), ("zero point", zero)):
+        if part is not None and (part.dtype != torch.float32 or not part.isfinite().all()):
+            raise BadInput(f"the {what} of {name} is not finite float32")
     if size is not None and scale is None:
         raise BadInput(f"{name} has a group size and no scale")
     largest = max(map(abs, numbers)) * (1.0 if scale is None or not scale.numel() else scale.abs().max().item())
+    largest += 0.0 if zero is None or not zero.numel() else zero.abs().max().item()
     if largest > torch.finfo(torch.float32).max:
-        raise BadInput(f"{name} has levels or scales beyond what a float32 can hold")
-    return PackedParameter(data, tuple(shape), tuple(numbers), encoding, scale, size)
+        raise BadInput(f"{name} has levels, scales or zero points beyond what a float32 can hold")
+    return PackedParameter(data, tuple(shape), tuple(numbers), encoding, scale, size, zero)
 
 
 def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -159,10 +163,10 @@ def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             kind, _, version = metadata.get("format", "").partition(" ")
             if kind != FORMAT:
                 raise BadInput(f"{path} is a safetensors file of another kind: give one written by mrfquant pack")
-            if version != VERSION:
+            if version not in (VERSION, WITH_ZEROS):
                 raise BadInput(
-                    f"{path} has version {version[:20]!r} of the format, this program reads {VERSION!r}: use another "
-                    "release, or pack the run again"
+                    f"{path} has version {version[:20]!r} of the format, this program reads {VERSION!r} and "
+                    f"{WITH_ZEROS!r}: use another release, or pack the run again"
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except BadInput:

@@ -34,6 +34,7 @@ class PackedLayer(nn.Module):
     packed: Tensor
     levels: Tensor
     scale: Tensor | None
+    zero: Tensor | None
     bias: Tensor | None
 
     def __init__(self, weight: PackedParameter, bias: Tensor | None, tile_bytes: int, word: int | None = None) -> None:
@@ -44,6 +45,7 @@ class PackedLayer(nn.Module):
         self.register_buffer("packed", kernel.pack_rows(labels, len(weight.levels), word))
         self.register_buffer("levels", torch.tensor(weight.levels, dtype=torch.float32))
         self.register_buffer("scale", None if weight.scale is None else weight.scale.detach().clone())
+        self.register_buffer("zero", None if weight.zero is None else weight.zero.detach().clone())
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
 
     @property
@@ -69,11 +71,17 @@ class PackedLayer(nn.Module):
     def rows(self, start: int, stop: int, values: Tensor) -> Tensor:
         """The float weights of some rows, by the table of `kernel.byte_values`."""
         weights = kernel.unpack_rows(self.packed[:, start:stop], self.columns, values)
-        if self.scale is not None and self.group_size is not None:
-            weights.mul_(in_columns(self.scale[start:stop], self.group_size, self.columns))
-        elif self.scale is not None:
-            weights.mul_(self.scale.expand(self.shape[0])[start:stop, None])
+        if self.scale is not None:
+            weights.mul_(self._of_rows(self.scale, start, stop))
+        if self.zero is not None:
+            weights.add_(self._of_rows(self.zero, start, stop))
         return weights.reshape(-1, *self.shape[1:])
+
+    def _of_rows(self, scale: Tensor, start: int, stop: int) -> Tensor:
+        """The scales or zero points of some rows, in a shape that broadcasts with them."""
+        if self.group_size is None:
+            return scale.expand(self.shape[0])[start:stop, None]
+        return in_columns(scale[start:stop], self.group_size, self.columns)
 
     def extra_repr(self) -> str:
         return f"{self.shape}, levels={self.levels.tolist()}, bias={self.bias is not None}, {self.nbytes} bytes"
@@ -130,6 +138,8 @@ class PackedLinear(PackedLayer):
         out = kernel.product(x.reshape(-1, self.columns), self.packed, self.levels)
         if self.scale is not None:
             out.mul_(self.scale)
+        if self.zero is not None:
+            out.add_(x.reshape(-1, self.columns).sum(1, keepdim=True) * self.zero)
         if self.bias is not None:
             out.add_(self.bias)
         return out.view(*x.shape[:-1], self.shape[0])

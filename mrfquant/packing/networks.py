@@ -79,6 +79,7 @@ def pack_weights(
     group_sizes: Mapping[str, int] | None = None,
     state: Mapping[str, Tensor] | None = None,
     encoding: Encoding = "bits",
+    zeros: Mapping[str, Tensor] | None = None,
 ) -> PackedNetwork:
     """Pack a network some of whose parameters are on levels.
 
@@ -89,15 +90,18 @@ def pack_weights(
         group_sizes: how many neighbouring weights of a slice along the first dimension share a scale, if not all do.
         state: the network's state dict; its own by default.
         encoding: of parameters with three levels; the others are packed as bits.
+        zeros: what is added to the scaled levels, in its shape and the same where the scale is.
     """
     state = model.state_dict() if state is None else state
     parameters = {}
     for name, values in levels.items():
         form: Encoding = encoding if len(values) == 3 else "bits"
         try:
-            compact, group_size = _compact(scales.get(name), (group_sizes or {}).get(name))
+            given = [of[name] for of in (scales, zeros or {}) if name in of and of[name].numel()]
+            compact, group_size = _compact(given, (group_sizes or {}).get(name))
+            scale, zero, *_ = [*compact, None, None]
             weights, precision = _storable(name, state[name]), state[name].dtype
-            parameters[name] = PackedParameter.of(weights, values, form, compact, group_size, precision)
+            parameters[name] = PackedParameter.of(weights, values, form, scale, group_size, precision, zero)
         except BadInput as error:
             raise BadInput(f"{name}: {error}; only what is exactly on its levels can be packed") from None
     labelled = {id(p): name for name, p in model.named_parameters() if name in parameters}
@@ -118,19 +122,18 @@ def _storable(name: str, tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
-def _compact(scale: Tensor | None, group_size: int | None) -> tuple[Tensor | None, int | None]:
-    """A scale of the parameter's shape as one number, one for each slice along the first dimension, or one for each
-    run of it; and the size of these runs."""
-    if scale is None or not scale.numel():
-        return None, None
-    first = scale.flatten()[:1]
-    if (scale == first).all():
-        return first.clone(), None
-    rows = scale.flatten(1)
-    if (rows == rows[:, :1]).all():
-        return rows[:, 0].clone(), None
-    runs = rows[:, :: group_size or rows.shape[1]].clone()
-    if group_size is None or not (in_columns(runs, group_size, rows.shape[1]) == rows).all():
+def _compact(parts: list[Tensor], group_size: int | None) -> tuple[list[Tensor], int | None]:
+    """Scales and zero points of the parameter's shape as one number each, one for each slice along the first dimension,
+    or one for each run of it; and the size of these runs."""
+    if all((part == part.flatten()[:1]).all() for part in parts):
+        return [part.flatten()[:1].clone() for part in parts], None
+    parts = [part.flatten(1) for part in parts]
+    if all((rows == rows[:, :1]).all() for rows in parts):
+        return [rows[:, 0].clone() for rows in parts], None
+    columns = parts[0].shape[1]
+    runs = [rows[:, :: group_size or columns].clone() for rows in parts]
+    alike = group_size and all(map(torch.equal, (in_columns(run, group_size, columns) for run in runs), parts))
+    if not alike:
         raise BadInput(f"its scale differs within {'a run' if group_size else 'an output channel'}")
     return runs, group_size
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
@@ -127,24 +127,26 @@ def _unpacked(tape: Tape, name: str, parameter: PackedParameter) -> Value:
             rows = tape.op("Reshape", [labels, constant("rows", [-1, per_label], np.int64)])
             labels = tape.op("MatMul", [rows, constant("join", radix ** np.arange(per_label), np.int32)])
         weights = tape.op("Reshape", [tape.op("Gather", [levels, labels]), shape])
-    if parameter.scale is None:
-        return weights
-    return tape.op("Mul", [weights, _scale(tape, constant, parameter)])
+    for role, operator, part in (("scale", "Mul", parameter.scale), ("zero", "Add", parameter.zero)):
+        if part is not None:
+            weights = tape.op(operator, [weights, _spread(tape, constant, parameter, role, part)])
+    return weights
 
 
-def _scale(tape: Tape, constant: Callable[[str, Any, type], Value], parameter: PackedParameter) -> Value:
-    """Append the nodes that compute the scale in a shape that broadcasts with the parameter."""
-    assert parameter.scale is not None
+def _spread(
+    tape: Tape, constant: Callable[[str, Any, type], Value], parameter: PackedParameter, role: str, part: Tensor
+) -> Value:
+    """Append the nodes that compute scales or zero points in a shape that broadcasts with the parameter."""
     if parameter.group_size is None:
         shape = (-1, *[1] * (len(parameter.shape) - 1))
-        return constant("scale", parameter.scale.cpu().view(shape).numpy(), np.float32)
-    (rows, runs), columns = parameter.scale.shape, math.prod(parameter.shape[1:])
-    scale = constant("scale", parameter.scale.cpu()[:, :, None].numpy(), np.float32)
-    spread = tape.op("Expand", [scale, constant("runs", [rows, runs, parameter.group_size], np.int64)])
-    padded = tape.op("Reshape", [spread, constant("padded", [rows, runs * parameter.group_size], np.int64)])
+        return constant(role, part.cpu().view(shape).numpy(), np.float32)
+    (rows, runs), columns = part.shape, math.prod(parameter.shape[1:])
+    values = constant(role, part.cpu()[:, :, None].numpy(), np.float32)
+    spread = tape.op("Expand", [values, constant(f"{role}.runs", [rows, runs, parameter.group_size], np.int64)])
+    padded = tape.op("Reshape", [spread, constant(f"{role}.padded", [rows, runs * parameter.group_size], np.int64)])
     bounds = {"left": 0, "right": columns, "axis": 1}
-    cut = tape.op("Slice", [padded, *(constant(role, [at], np.int64) for role, at in bounds.items())])
-    return tape.op("Reshape", [cut, constant("scaled", parameter.shape, np.int64)])
+    cut = tape.op("Slice", [padded, *(constant(f"{role}.{end}", [at], np.int64) for end, at in bounds.items())])
+    return tape.op("Reshape", [cut, constant(f"{role}.shape", parameter.shape, np.int64)])
 
 
 def _digits(d: int, encoding: str) -> tuple[int, int, int]:

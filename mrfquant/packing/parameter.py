@@ -21,6 +21,7 @@ class PackedParameter:
         scale: multiplies the levels: float32 of shape (1,); or (shape[0],) for one per output channel; or, with a group
             size, (shape[0], runs) for one per run of so many weights of a channel, the last one shorter; None for 1.
         group_size: weights of a run, None where the scale has no runs.
+        zero: what is added to the scaled levels, in the scale's shape; None for 0.
     """
 
     data: Tensor
@@ -29,6 +30,7 @@ class PackedParameter:
     encoding: Encoding = "bits"
     scale: Tensor | None = None
     group_size: int | None = None
+    zero: Tensor | None = None
 
     @classmethod
     def of(
@@ -39,17 +41,18 @@ class PackedParameter:
         scale: Tensor | None = None,
         group_size: int | None = None,
         precision: torch.dtype | None = None,
+        zero: Tensor | None = None,
     ) -> PackedParameter:
         """Pack weights; refuses those that are not exactly on their levels, as these are in `precision`."""
         values = values.detach().cpu()
         labels = torch.full(values.shape, -1, dtype=torch.int32, device="cpu")
-        scales = _spread(scale, values.shape, group_size)
+        scales, zeros = (_spread(of, values.shape, group_size) for of in (scale, zero))
         for label, level in enumerate(torch.tensor(levels, dtype=values.dtype, device="cpu")):
-            expected = (level * scales).to(precision or values.dtype)
+            expected = (_affine(level, scales, zeros)).to(precision or values.dtype)
             labels[(values == expected).view(values.shape)] = label
         if (off := int((labels < 0).sum())) > 0:
             raise BadInput(f"{off} of {values.numel()} weights are not on the levels {levels}")
-        return cls(pack(labels, len(levels), encoding), tuple(values.shape), levels, encoding, scale, group_size)
+        return cls(pack(labels, len(levels), encoding), tuple(values.shape), levels, encoding, scale, group_size, zero)
 
     def __post_init__(self) -> None:
         expected = packed_size(self.numel, len(self.levels), self.encoding)
@@ -60,6 +63,8 @@ class PackedParameter:
         if self.scale is not None and tuple(self.scale.shape) not in self._scale_shapes():
             runs = "" if self.group_size is None else f" in runs of {self.group_size}"
             raise BadInput(f"a scale of shape {tuple(self.scale.shape)} for a parameter of shape {self.shape}{runs}")
+        if self.zero is not None and (self.scale is None or self.zero.shape != self.scale.shape):
+            raise BadInput(f"zero points of shape {tuple(self.zero.shape)}, expected that of the scale")
 
     def _scale_shapes(self) -> list[tuple[int, ...]]:
         """Those that a scale may have."""
@@ -77,8 +82,8 @@ class PackedParameter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of labels and scales."""
-        return self.data.numel() + (0 if self.scale is None else 4 * self.scale.numel())
+        """Bytes of labels, scales and zero points."""
+        return self.data.numel() + sum(4 * of.numel() for of in (self.scale, self.zero) if of is not None)
 
     def labels(self) -> Tensor:
         """The label of every weight, in the parameter's shape."""
@@ -87,7 +92,8 @@ class PackedParameter:
     def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weights, to the bit as they were."""
         q = torch.tensor(self.levels, dtype=dtype, device="cpu")
-        return (q[self.labels().int()] * _spread(self.scale, self.shape, self.group_size)).view(self.shape)
+        scales, zeros = (_spread(of, self.shape, self.group_size) for of in (self.scale, self.zero))
+        return _affine(q[self.labels().int()], scales, zeros).view(self.shape)
 
 
 def in_columns(scale: Tensor, group_size: int, columns: int) -> Tensor:
@@ -95,10 +101,16 @@ def in_columns(scale: Tensor, group_size: int, columns: int) -> Tensor:
     return scale[:, :, None].expand(-1, -1, group_size).flatten(1)[:, :columns]
 
 
-def _spread(scale: Tensor | None, shape: tuple[int, ...], group_size: int | None) -> Tensor | float:
-    """The scale in a shape that broadcasts with the parameter."""
+def _affine(level: Tensor, scale: Tensor | None, zero: Tensor | None) -> Tensor:
+    """level * scale + zero, rounded after each."""
+    value = level if scale is None else level * scale
+    return value if zero is None else value + zero
+
+
+def _spread(scale: Tensor | None, shape: tuple[int, ...], group_size: int | None) -> Tensor | None:
+    """A scale or zero point in a shape that broadcasts with the parameter."""
     if scale is None:
-        return 1.0
+        return None
     if group_size is None:
         return scale.cpu().view(-1, *[1] * (len(shape) - 1))
     return in_columns(scale.cpu(), group_size, math.prod(shape[1:])).reshape(shape)

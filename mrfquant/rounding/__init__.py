@@ -1,10 +1,12 @@
 """Rounding trained networks: the labels of a layer as a pairwise Markov random field."""
 
-from mrfquant.rounding.call import RoundedNetwork, round_network
+from mrfquant.rounding.answers import LayerReport
+from mrfquant.rounding.call import RoundedNetwork, round_network, rounded
 from mrfquant.rounding.labels import Rounded
-from mrfquant.rounding.network import LayerReport, Rounding
+from mrfquant.rounding.network import Rounding
 from mrfquant.rounding.problem import LayerProblem
-from mrfquant.rounding.solvers import SOLVERS, RoundingSolver
+from mrfquant.rounding.solver_names import SOLVERS
+from mrfquant.rounding.solvers import RoundingSolver
 
 __all__ = [
     "SOLVERS",
@@ -15,4 +17,5 @@ __all__ = [
     "Rounding",
     "RoundingSolver",
     "round_network",
+    "rounded",
 ]

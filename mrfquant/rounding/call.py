@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -16,7 +17,9 @@ from torch.utils._pytree import tree_map_only
 from mrfquant.errors import BadInput
 from mrfquant.labelling import LevelSet, uniform, weights_of
 from mrfquant.packing import PackedNetwork, pack_weights
-from mrfquant.rounding.network import LayerReport, Rounding
+from mrfquant.rounding.answers import Found, LayerReport
+from mrfquant.rounding.network import Rounding
+from mrfquant.rounding.replay import Forward
 from mrfquant.rounding.solvers import RoundingSolver
 from mrfquant.text import aligned
 
@@ -34,8 +37,7 @@ class RoundedNetwork:
         layers: how each layer was rounded, in the order of their use.
         notes: what there is to know besides: weights that were left, or that had few inputs.
         levels: of every rounded weight, by name.
-        labels: of every rounded weight, in its shape.
-        scales: that multiply the levels of a weight, in a shape that broadcasts with it.
+        answers: labels, scales and zero points of every rounded weight.
         seconds: that it took.
     """
 
@@ -43,9 +45,18 @@ class RoundedNetwork:
     levels: Mapping[str, LevelSet]
     layers: list[LayerReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    labels: dict[str, Tensor] = field(default_factory=dict)
-    scales: dict[str, Tensor] = field(default_factory=dict)
+    answers: Mapping[str, Found] = field(default_factory=dict)
     seconds: float = 0.0
+
+    @property
+    def labels(self) -> dict[str, Tensor]:
+        """Of every rounded weight, in its shape."""
+        return {name: answer.labels for name, answer in self.answers.items()}
+
+    @property
+    def scales(self) -> dict[str, Tensor]:
+        """That multiply the levels of a weight, in a shape that broadcasts with it."""
+        return {name: answer.scale for name, answer in self.answers.items()}
 
     def __str__(self) -> str:
         rows = [["layer", "rows x weights", "bits", "energy / gptq", "labels changed", "seconds"]]
@@ -53,6 +64,10 @@ class RoundedNetwork:
             bits, shape = self.levels[layer.name].bits, f"{layer.rows:,} x {layer.n:,}"
             figures = [f"{layer.relative:.3f}", f"{layer.changed:.1%}", f"{layer.seconds:.1f}"]
             rows.append([layer.name, shape, f"{bits}", *figures])
+        if any(layer.bound for layer in self.layers):
+            rows[0].append("above the optimum")
+            for row, layer in zip(rows[1:], self.layers, strict=True):
+                row.append(f"at most {layer.energy / layer.bound - 1:.0%}" if layer.bound else "")
         return "\n".join([aligned(rows), *self.notes, f"{self.seconds:.1f} s"])
 
     def pack(self) -> PackedNetwork:
@@ -60,9 +75,13 @@ class RoundedNetwork:
         return pack_weights(
             self.model,
             {name: levels.values for name, levels in self.levels.items()},
-            {name: self.scales[name].expand(labels.shape) for name, labels in self.labels.items()},
-            # Where outputs are the second dimension, a scale belongs to a kernel.
-            {name: self.labels[name][0, 0].numel() for name, scale in self.scales.items() if scale.shape[1] > 1},
+            {name: answer.scale.expand(answer.labels.shape) for name, answer in self.answers.items()},
+            {name: answer.run for name, answer in self.answers.items() if answer.run},
+            zeros={
+                name: answer.zero.expand(answer.labels.shape)
+                for name, answer in self.answers.items()
+                if answer.zero is not None
+            },
         )
 
     def save(self, path: str | os.PathLike[str]) -> int:
@@ -77,16 +96,21 @@ def round_network(
     solver: str | RoundingSolver = "icm",
     exclude: Sequence[str] = (),
     overrides: Mapping[str, Levels] | None = None,
+    group_size: int | None = None,
+    zero_point: bool = False,
     forward: Callable[[nn.Module, Any], Any] | None = None,
     targets: Literal["float", "own"] = "float",
     damping: float = 0.01,
     seed: int = 0,
     progress: bool = True,
+    folder: str | os.PathLike[str] | None = None,
+    bound: bool = False,
 ) -> RoundedNetwork:
     """Round the weights of a trained network to few levels, in place and without training.
 
     Those of linear layers, convolutions and attention are rounded, layer by layer in the order of their use; a layer
-    that is used several times is rounded for all its uses. Every row of a weight has a scale, which is fitted. If it
+    that is used several times is rounded for all its uses. Every row of a weight, or every group of its weights, has a
+    scale, which is fitted. If it
     fails or is interrupted, the network is as it was.
 
     Args:
@@ -96,6 +120,9 @@ def round_network(
         solver: 'nearest', 'gptq', 'icm', 'mean_field', 'tree' or a solver of your own.
         exclude: patterns of names of weights or layers that stay in float, as ["conv1", "head.*"].
         overrides: other bits or levels by such patterns, as {"layer3.*": 3}; the first that fits counts.
+        group_size: neighbouring weights of a row that share a scale, as 64; by default all of them do. Rows of
+            transposed convolutions have one scale in any case.
+        zero_point: add a fitted number to the levels of a row or group, which then need not lie around zero.
         forward: computes a batch, as lambda model, batch: model(batch["image"]). By default a dict is given as
             keywords, and of a tuple or a list the first entry is given.
         targets: what a layer's outputs should be: 'float', those of the float network, less the error of what they are
@@ -103,36 +130,56 @@ def round_network(
         damping: added to the diagonal of the inputs' second moments, as a share of its mean.
         seed: of what is drawn; the global random state has no part in it.
         progress: print a line for every layer.
+        folder: keeps the answer of every layer, so that the same call goes on where it was interrupted.
+        bound: find how far each layer's energy may be from the least one, too; it takes longer than rounding.
 
     Returns:
         The network with a report, ready to be saved.
     """
-    name = solver if isinstance(solver, str) else "icm"
-    rounding = Rounding(solver=name, targets=targets, damping=damping, seed=seed)
-    if isinstance(solver, RoundingSolver):
-        rounding.solver = solver
-    result = RoundedNetwork(model, {})
-    result.levels = _levels(model, bits, exclude, dict(overrides or {}), result.notes.append)
-    device = next(model.parameters()).device
-    given = [batches] if isinstance(batches, (Tensor, Mapping)) else batches
-    began = time.perf_counter()
+    rounding = Rounding(
+        solver,
+        targets=targets,
+        damping=damping,
+        seed=seed,
+        group_size=group_size,
+        zero_point=zero_point,
+        bound=bound,
+    )
+    notes: list[str] = []
+    levels = _levels(model, bits, exclude, dict(overrides or {}), notes.append)
+    done = itertools.count(1)
 
     def report(layer: LayerReport) -> None:
-        result.layers.append(layer)
         if progress:
-            count, relative = f"{len(result.layers)} of {len(result.levels)}", f"energy {layer.relative:.3f} of gptq's"
+            count, relative = f"{next(done)} of {len(levels)}", f"energy {layer.relative:.3f} of gptq's"
             print(f"{count}: {layer.name}, {relative}, {layer.seconds:.1f} s", file=sys.stderr, flush=True)
 
-    found = rounding.run(
-        model,
-        result.levels,
-        [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in given],
-        report,
-        result.notes.append,
-        forward or _call,
-    )
-    result.labels = {name: labels for name, (labels, _) in found.items()}
-    result.scales = {name: scale for name, (_, scale) in found.items()}
+    given = [batches] if isinstance(batches, (Tensor, Mapping)) else batches
+    result = rounded(rounding, model, levels, given, report, notes.append, forward or _call, folder)
+    result.notes = notes
+    return result
+
+
+def rounded(
+    rounding: Rounding,
+    model: nn.Module,
+    levels: Mapping[str, LevelSet],
+    batches: Iterable[Any],
+    report: Callable[[LayerReport], None],
+    warn: Callable[[str], None],
+    forward: Forward = nn.Module.__call__,
+    folder: str | os.PathLike[str] | None = None,
+) -> RoundedNetwork:
+    """What `round_network` and the command do, once settings and levels are known; see `Rounding.run`."""
+    result, began = RoundedNetwork(model, levels), time.perf_counter()
+    device = next(model.parameters()).device
+
+    def keep(layer: LayerReport) -> None:
+        result.layers.append(layer)
+        report(layer)
+
+    present = [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in batches]
+    result.answers = rounding.run(model, levels, present, keep, warn, forward, folder)
     result.seconds = time.perf_counter() - began
     return result
 

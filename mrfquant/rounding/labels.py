@@ -11,6 +11,7 @@ from mrfquant.config.settings import configurable
 from mrfquant.inference import LatentInference
 from mrfquant.inference.base import OptimizerRecipe
 from mrfquant.labelling import Block, Labelling
+from mrfquant.rounding.answers import Found
 from mrfquant.rounding.network import Rounding
 
 
@@ -40,14 +41,14 @@ class Rounded(LatentInference):
         block.write_labels(block.nearest(x))
 
     @torch.no_grad()
-    def assign(self, found: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Give every labelled parameter its labels, in its shape, and its scales, which broadcast with them."""
+    def assign(self, found: Mapping[str, Found]) -> None:
+        """Give every labelled parameter its labels and its scales."""
         labelled, scales = self.labelling.labelled, self.labelling.scale
         assert scales is not None, "the labelling has no scales to set"
         values = torch.empty_like(labelled.w)
-        for name, (labels, scale) in found.items():
-            labelled.view(name, values).copy_(self.labelling.block_of(name).q[labels])
-            labelled.view(name, scales).copy_(scale.expand(labels.shape))
+        for name, answer in found.items():
+            labelled.view(name, values).copy_(self.labelling.block_of(name).q[answer.labels.long()])
+            labelled.view(name, scales).copy_(answer.scale.expand(answer.labels.shape))
         for block, x in self.items():
             x.copy_(values[block.start : block.start + block.m])
         self.project_all()

@@ -2,14 +2,15 @@
 
 The energy of labels is 1/2 sum over rows of (w - w°)ᵀ A (w - w°), where w° are the trained weights, w the levels chosen
 and A = E[x xᵀ] the second moments of the layer's inputs: half the mean squared change of its outputs. The levels of a
-row are those of the level set times the row's scale, which is fitted along with the labels.
+row, or of a group of inputs within it, are those of the level set times a scale, plus a zero point if asked for; both
+are fitted along with the labels.
 
 Variables come first and rows last, (n, rows): what is done for one variable is done for all rows at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 BLOCK = 64  # variables whose fields are computed by one matrix product
 GRID = torch.linspace(0.05, 1.2, 60)  # scales to try, in units of the largest weight over the largest level
+EVERY = slice(None)
 
 
 @dataclass(frozen=True)
@@ -27,27 +29,48 @@ class LayerProblem:
         w: (n, rows) the trained weights w°.
         a: (n, n) second moments of the inputs, positive definite.
         levels: (d,) increasing.
-        scale: (rows,) positive.
+        scale: (n, rows) positive, the same within a group.
+        group: (n,) the number of each variable's group, from 0 on.
+        zero: (n, rows) what is added to the scaled levels, the same within a group; None for nothing.
     """
 
     w: Tensor
     a: Tensor
     levels: Tensor
     scale: Tensor
+    group: Tensor
+    zero: Tensor | None = None
 
     @classmethod
-    def of(cls, w: Tensor, a: Tensor, levels: Tensor) -> LayerProblem:
-        """With the scales that suit rounding to the nearest level, weighed by the diagonal of A."""
-        importance = a.diagonal()[:, None]
-        unit = w.abs().amax(0) / levels.abs().max()
+    def of(
+        cls, w: Tensor, a: Tensor, levels: Tensor, group_size: int | None = None, zero_point: bool = False
+    ) -> LayerProblem:
+        """With the scales that suit rounding to the nearest level, weighed by the diagonal of A.
+
+        Args:
+            w: (n, rows).
+            a: (n, n).
+            levels: (d,).
+            group_size: neighbouring variables of a row that share a scale; None for all of them.
+            zero_point: the middle of a group's weights is where the middle of its levels is.
+        """
+        group = torch.arange(len(w), device=w.device) // (group_size or len(w))
+        problem = cls(w, a, levels, torch.ones_like(w), group, torch.zeros_like(w) if zero_point else None)
+        low, high = problem._extremes(w)
+        if zero_point:
+            middle, unit = (low + high) / 2, (high - low) / (levels[-1] - levels[0])
+        else:
+            middle, unit = torch.zeros_like(low), torch.maximum(-low, high) / levels.abs().max()
         precision = torch.finfo(w.dtype)
         unit = unit.clamp(min=max(precision.eps * unit.max().item(), precision.tiny))  # for rows of zeros
-        best, least = unit, torch.full_like(unit, torch.inf)
+        best, least = problem, torch.full_like(unit, torch.inf)
         for factor in GRID.tolist():
-            trial = cls(w, a, levels, unit * factor)
-            error = (importance * (trial.values(trial.nearest(w)) - w).square()).sum(0)
-            best, least = torch.where(error < least, trial.scale, best), torch.minimum(error, least)
-        return cls(w, a, levels, best)
+            trial = problem.with_scales(unit * factor, middle - unit * factor * (levels[0] + levels[-1]) / 2)
+            error = problem._sums(a.diagonal()[:, None] * (trial.values(trial.nearest(w)) - w).square())
+            better = error < least
+            least = torch.minimum(error, least)
+            best = best._where(better[group], trial)
+        return best
 
     @property
     def n(self) -> int:
@@ -55,37 +78,86 @@ class LayerProblem:
         return len(self.w)
 
     @property
-    def q(self) -> Tensor:
-        """(d, rows) the levels of each row."""
-        return self.levels[:, None] * self.scale
+    def groups(self) -> int:
+        """Of variables, in a row."""
+        return int(self.group.max()) + 1
 
-    def values(self, labels: Tensor) -> Tensor:
-        """The weights (k, rows) that labels (k, rows) stand for."""
-        return self.levels[labels] * self.scale
+    def choices(self, at: int | slice = EVERY) -> Tensor:
+        """The weights that the levels stand for: (d, n, rows), or (d, rows) of one variable."""
+        scale = self.scale[at]
+        q = self.levels.view(-1, *[1] * scale.dim()) * scale
+        return q if self.zero is None else q + self.zero[at]
+
+    def values(self, labels: Tensor, at: int | slice = EVERY) -> Tensor:
+        """The weights that labels (n, rows) stand for, or those (rows,) of one variable."""
+        values = self.levels[labels] * self.scale[at]
+        return values if self.zero is None else values + self.zero[at]
+
+    def nearest(self, targets: Tensor, at: int | slice = EVERY) -> Tensor:
+        """The labels of the levels nearest to targets (n, rows), or (rows,) of one variable; the lower of equals."""
+        targets = targets if self.zero is None else targets - self.zero[at]
+        return torch.bucketize(targets / self.scale[at], (self.levels[1:] + self.levels[:-1]) / 2)
 
     def energy(self, values: Tensor) -> Tensor:
         """The energy of each row, (rows,), for weights (n, rows)."""
         errors = values - self.w
         return (errors * (self.a @ errors)).sum(0) / 2
 
-    def nearest(self, targets: Tensor) -> Tensor:
-        """The labels of the levels nearest to targets (..., rows), the lower of equals."""
-        return torch.bucketize(targets / self.scale, (self.levels[1:] + self.levels[:-1]) / 2)
-
     def permuted(self, order: Tensor) -> LayerProblem:
         """The same problem with its variables in another order."""
-        return replace(self, w=self.w[order], a=self.a[order][:, order])
+        zero = None if self.zero is None else self.zero[order]
+        a = self.a[order][:, order]
+        return replace(self, w=self.w[order], a=a, scale=self.scale[order], group=self.group[order], zero=zero)
 
     def rows(self, index: Tensor) -> LayerProblem:
         """The problem of some rows only."""
-        return replace(self, w=self.w[:, index], scale=self.scale[index])
+        zero = None if self.zero is None else self.zero[:, index]
+        return replace(self, w=self.w[:, index], scale=self.scale[:, index], zero=zero)
+
+    def with_rows(self, index: Tensor, part: LayerProblem) -> LayerProblem:
+        """With the scales and zero points that some rows have in another problem."""
+        zero = None if self.zero is None or part.zero is None else self.zero.index_copy(1, index, part.zero)
+        return replace(self, scale=self.scale.index_copy(1, index, part.scale), zero=zero)
+
+    def scaled(self, factors: Sequence[float]) -> LayerProblem:
+        """All rows once for each factor of their scales, one after the other."""
+        count, rows = len(factors), self.w.shape[1]
+        each = torch.tensor(factors, dtype=self.w.dtype, device=self.w.device).repeat_interleave(rows)
+        many = self.rows(torch.arange(rows, device=self.w.device).repeat(count))
+        return replace(many, scale=many.scale * each)
+
+    def beside(self, other: LayerProblem) -> LayerProblem:
+        """The rows of both, which share A."""
+        zero = None if self.zero is None or other.zero is None else torch.cat([self.zero, other.zero], 1)
+        w, scale = torch.cat([self.w, other.w], 1), torch.cat([self.scale, other.scale], 1)
+        return replace(self, w=w, scale=scale, zero=zero)
+
+    def with_scales(self, scale: Tensor, zero: Tensor) -> LayerProblem:
+        """With scales and zero points (groups, rows)."""
+        return replace(self, scale=scale[self.group], zero=None if self.zero is None else zero[self.group])
 
     def rescaled(self, labels: Tensor) -> LayerProblem:
-        """With the best scale of each row for these labels; rows for which it would not be positive keep theirs."""
+        """With the best scales and zero points for these labels, those of all groups of a row together; rows for which
+        a scale would not be positive keep theirs."""
         v = self.levels[labels]
-        av = self.a @ v
-        ratio = (av * self.w).sum(0) / (av * v).sum(0).clamp(min=torch.finfo(v.dtype).tiny)
-        return replace(self, scale=torch.where(ratio > 0, ratio, self.scale))
+        columns = [v] if self.zero is None else [v, torch.ones_like(v[:, :1])]
+        groups, rows = self.groups, self.w.shape[1]
+        gram = v.new_empty(len(columns), groups, len(columns), groups, rows)
+        for g in range(groups):
+            inside = (self.group == g).nonzero()[:, 0]
+            for k, column in enumerate(columns):
+                product = self.a[:, inside] @ column[inside]
+                for i, other in enumerate(columns):
+                    gram[i, :, k, g] = self._sums(other * product)
+        aw = self.a @ self.w
+        wanted = torch.stack([self._sums(column * aw) for column in columns])
+        own = gram[0, :, 0].diagonal().T
+        unused = own == 0  # groups that have the level 0 only keep their scale
+        own[unused], present = 1, torch.empty_like(wanted[0]).index_copy_(0, self.group, self.scale)
+        found = _solved(gram.flatten(2, 3).flatten(0, 1), wanted.flatten(0, 1)).view(len(columns), groups, rows)
+        found[0][unused] = present[unused]
+        good = ((found[0] > 0) & found.isfinite().all(0)).all(0)
+        return self._where(good.expand_as(self.w), self.with_scales(found[0], found[-1]))
 
     def sweep(self, values: Tensor, update: Callable[[int, Tensor], Tensor]) -> None:
         """Give the variables new values from the first to the last, each knowing those before it.
@@ -105,3 +177,26 @@ class LayerProblem:
                 values[j] = new
                 errors[j] += change
                 fields[k + 1 :].addr_(among[k + 1 :, k], change)
+
+    def _sums(self, x: Tensor) -> Tensor:
+        """Of x (n, rows) over the variables of each group: (groups, rows)."""
+        return x.new_zeros(self.groups, x.shape[1]).index_add_(0, self.group, x)
+
+    def _extremes(self, x: Tensor) -> list[Tensor]:
+        """The least and the largest x (n, rows) of each group, (groups, rows) both."""
+        out, index = x.new_zeros(self.groups, x.shape[1]), self.group[:, None].expand_as(x)
+        return [out.scatter_reduce(0, index, x, way, include_self=False) for way in ("amin", "amax")]
+
+    def _where(self, condition: Tensor, other: LayerProblem) -> LayerProblem:
+        """The other's scales and zero points where the condition (n, rows) holds."""
+        scale = torch.where(condition, other.scale, self.scale)
+        if self.zero is None or other.zero is None:
+            return replace(self, scale=scale)
+        return replace(self, scale=scale, zero=torch.where(condition, other.zero, self.zero))
+
+
+def _solved(gram: Tensor, wanted: Tensor) -> Tensor:
+    """x (k, rows) of gram (k, k, rows) x = wanted (k, rows); not finite in rows whose gram is singular."""
+    factor, failed = torch.linalg.cholesky_ex(gram.permute(2, 0, 1).double())
+    found = torch.cholesky_solve(wanted.T[:, :, None].double(), factor)[:, :, 0].to(wanted.dtype)
+    return torch.where(failed[:, None] > 0, torch.nan, found).T

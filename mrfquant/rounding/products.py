@@ -56,8 +56,10 @@ class Form:
         parts = matrix.reshape(self.groups, outputs, inputs // self.groups, -1)
         return parts.transpose(1, 2).reshape(shape)
 
-    def scales(self, scale: Tensor, shape: torch.Size) -> Tensor:
-        """Scales of the rows in a shape that broadcasts with the weight."""
+    def spread(self, scale: Tensor, shape: torch.Size) -> Tensor:
+        """Scales (rows, n), or (rows, 1) of whole rows, in a shape that broadcasts with the weight."""
+        if scale.shape[1] > 1:
+            return self.tensor(scale, shape)
         if not self.transposed:
             return scale.view(-1, *[1] * (len(shape) - 1))
         inputs, outputs = shape[:2]

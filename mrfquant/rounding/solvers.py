@@ -1,4 +1,4 @@
-"""Solvers of a layer's rounding problem, by name. Each answers with labels and the scales that go with them."""
+"""Solvers of a layer's rounding problem, by name. Each answers with labels and a problem whose scales fit them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from mrfquant.errors import BadSetting
 from mrfquant.pairwise.trees import SpanningTree
 from mrfquant.rounding.problem import LayerProblem
 
-Answer = tuple[Tensor, Tensor]  # labels (n, rows), scales (rows,)
+Answer = tuple[Tensor, LayerProblem]  # labels (n, rows), and the problem with their scales
 
 SCALES = (0.9, 1.0, 1.15, 1.3)
 JOINT_ROUNDS = 10  # of labels for scales, scales for labels
@@ -45,12 +44,9 @@ class RoundingSolver(ABC):
     def solve(self, problem: LayerProblem, start: Answer | None = None) -> Answer:
         """Labels and scales of low energy, from another solver's answer if one is given."""
         if start is not None:
-            return self.solve_scaled(replace(problem, scale=start[1]), start[0])
-        rows, count = problem.w.shape[1], len(self.scales)
+            return self.solve_scaled(start[1], start[0])
         # Candidates are further rows of one problem: they cost less than as many problems.
-        factors = torch.tensor(self.scales, dtype=problem.w.dtype, device=problem.w.device).repeat_interleave(rows)
-        many = replace(problem, w=problem.w.repeat(1, count), scale=problem.scale.repeat(count) * factors)
-        return best_of_rows(many, self.solve_scaled(many, None), count)
+        return best_of_rows(self.solve_scaled(problem.scaled(self.scales), None), len(self.scales))
 
     @abstractmethod
     def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
@@ -67,7 +63,8 @@ class RoundNearest(RoundingSolver):
         super().__init__([1.0])
 
     def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
-        return with_best_scales(problem, problem.nearest(problem.w))
+        labels = problem.nearest(problem.w)
+        return labels, problem.rescaled(labels)
 
 
 @configurable
@@ -95,10 +92,11 @@ class RoundGPTQ(RoundingSolver):
         factor = torch.linalg.cholesky(inverse, upper=True).to(problem.w.dtype)
         w, labels = ordered.w.clone(), torch.empty_like(ordered.w, dtype=torch.int64)
         for j in range(problem.n):
-            labels[j] = problem.nearest(w[j])
-            error = (w[j] - problem.values(labels[j])) / factor[j, j]
+            labels[j] = ordered.nearest(w[j], j)
+            error = (w[j] - ordered.values(labels[j], j)) / factor[j, j]
             w[j + 1 :].addr_(factor[j, j + 1 :], error, alpha=-1)
-        return with_best_scales(problem, labels[order.argsort()])
+        labels = labels[order.argsort()]
+        return labels, problem.rescaled(labels)
 
 
 @configurable
@@ -124,21 +122,22 @@ class RoundICM(RoundingSolver):
     def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
         if start is None:
             start = RoundGPTQ(by_activation=True).solve_scaled(problem, None)[0]
-        labels, scale = descend(problem, start)
+        labels, problem = descend(problem, start)
         if self.kicks:
-            problem = replace(problem, scale=scale)
-            labels, scale = descend(problem, _kicked_modes(problem, labels, self.kicks, self.kicked))
-        return labels, scale
+            labels, problem = descend(problem, _kicked_modes(problem, labels, self.kicks, self.kicked))
+        return labels, problem
 
 
 @configurable
 class RoundMeanField(RoundingSolver):
     """Mean-field, one variable after the other, annealed: the mean of each is that of softmax(-beta E), given the means
-    of the others. It starts from the trained weights themselves, or from an answer's levels, and ends with `icm`.
+    of the others. It starts from the trained weights themselves, or from an answer's levels, and ends with `icm`; its
+    scales are those of gptq's best answer.
 
     Args:
-        sweeps: over all variables. hottest, coldest: the first and the last inverse temperature, in units of
-        1 / (mean diagonal of A x squared gap of the levels); geometric between them.
+        sweeps: over all variables.
+        hottest: the first inverse temperature, in units of 1 / (mean diagonal of A x squared gap of the levels).
+        coldest: the last one; geometric between them.
     """
 
     name = "mean_field"
@@ -146,22 +145,27 @@ class RoundMeanField(RoundingSolver):
     def __init__(
         self,
         scales: Sequence[float] = SCALES,
-        sweeps: Count = 160,
+        sweeps: Count = 40,
         hottest: Positive = 2.0,
         coldest: Positive = 300.0,
     ) -> None:
         super().__init__(scales)
         self.sweeps, self.hottest, self.coldest = sweeps, hottest, coldest
 
+    def solve(self, problem: LayerProblem, start: Answer | None = None) -> Answer:
+        if start is not None:
+            return super().solve(problem, start)
+        return self.solve_scaled(RoundGPTQ(self.scales, by_activation=True).solve(problem)[1], None)
+
     def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
         means = problem.w.clone() if start is None else problem.values(start)
         for beta in self.betas(problem):
             mean_field_sweep(problem, means, beta)
-        return descend(problem, problem.nearest(means))
+        return RoundICM().solve_scaled(problem, problem.nearest(means))
 
     def betas(self, problem: LayerProblem) -> Iterator[Tensor]:
         """Inverse temperatures of the rows, (rows,), a sweep after the other."""
-        gap = (problem.levels[-1] - problem.levels[0]) / (len(problem.levels) - 1) * problem.scale
+        gap = (problem.levels[-1] - problem.levels[0]) / (len(problem.levels) - 1) * problem.scale.mean(0)
         unit = 1 / (problem.a.diagonal().mean() * gap.square())
         for k in range(self.sweeps):
             yield unit * self.hottest * (self.coldest / self.hottest) ** (k / max(1, self.sweeps - 1))
@@ -180,24 +184,27 @@ class RoundTree(RoundMeanField):
 
     name = "tree"
 
-    def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
-        answers = [super().solve_scaled(problem, start), RoundICM().solve_scaled(problem, start)]
-        labels, scale = (torch.cat(parts, -1) for parts in zip(*answers, strict=True))
-        both = replace(problem, w=problem.w.repeat(1, 2), scale=scale)
-        return best_of_rows(both, descend(both, labels, SpanningTree.strongest(problem.a)), 2)
+    def __init__(
+        self,
+        scales: Sequence[float] = SCALES,
+        sweeps: Count = 15,
+        hottest: Positive = 2.0,
+        coldest: Positive = 300.0,
+    ) -> None:
+        super().__init__(scales, sweeps, hottest, coldest)
+
+    def solve(self, problem: LayerProblem, start: Answer | None = None) -> Answer:
+        one, other = super().solve(problem, start), RoundICM(self.scales).solve(problem, start)
+        labels, both = torch.cat([one[0], other[0]], 1), one[1].beside(other[1])
+        return best_of_rows(descend(both, labels, SpanningTree.strongest(problem.a)), 2)
 
 
-SOLVERS: dict[str, type[RoundingSolver]] = {
-    solver.name: solver for solver in (RoundNearest, RoundGPTQ, RoundICM, RoundMeanField, RoundTree)
-}
-
-
-def best_of_rows(problem: LayerProblem, answer: Answer, count: int) -> Answer:
+def best_of_rows(answer: Answer, count: int) -> Answer:
     """Of `count` candidates for each row, which follow each other as further rows, the one with the least energy."""
-    labels, scale = answer
-    energy = replace(problem, scale=scale).energy(problem.levels[labels] * scale).view(count, -1)
+    labels, problem = answer
+    energy = problem.energy(problem.values(labels)).view(count, -1)
     rows = energy.argmin(0) * energy.shape[1] + torch.arange(energy.shape[1], device=energy.device)
-    return labels[:, rows], scale[rows]
+    return labels[:, rows], problem.rows(rows)
 
 
 def mean_field_sweep(problem: LayerProblem, means: Tensor, beta: Tensor) -> None:
@@ -206,12 +213,11 @@ def mean_field_sweep(problem: LayerProblem, means: Tensor, beta: Tensor) -> None
     Args:
         means: (n, rows), changed in place. beta: (rows,).
     """
-    q, diagonal = problem.q, problem.a.diagonal()
-    slope, bend = -beta * q, -beta * q.square() / 2
+    diagonal = problem.a.diagonal()
 
     def update(j: int, field: Tensor) -> Tensor:
-        others = field - diagonal[j] * means[j]
-        return (torch.addcmul(bend * diagonal[j], slope, others).softmax(0) * q).sum(0)
+        q, others = problem.choices(j), field - diagonal[j] * means[j]
+        return ((-beta * q * (others + diagonal[j] / 2 * q)).softmax(0) * q).sum(0)
 
     problem.sweep(means, update)
 
@@ -219,20 +225,20 @@ def mean_field_sweep(problem: LayerProblem, means: Tensor, beta: Tensor) -> None
 def descend(problem: LayerProblem, labels: Tensor, tree: SpanningTree | None = None) -> Answer:
     """Lower the energy until nothing does: labels one by one (with a tree, along its edges and all together), then the
     scales for the labels, and so on."""
-    labels, scale = labels.clone(), problem.scale.clone()
+    labels, fitted = labels.clone(), problem
     active = torch.arange(labels.shape[1], device=labels.device)  # rows that may still change
     for _ in range(JOINT_ROUNDS):
-        part, before = problem.rows(active).rescaled(labels[:, active]), labels[:, active]
+        part, before = fitted.rows(active).rescaled(labels[:, active]), labels[:, active]
         after = _conditional_modes(part, before)
         if tree is not None:
             some = max(1, LARGEST // (len(part.levels) ** 2 * part.n))
             rows = torch.arange(len(active), device=labels.device).split(some)
             after = torch.cat([_tree_moves(part.rows(index), after[:, index], tree) for index in rows], 1)
-        labels[:, active], scale[active] = after, part.scale
+        labels[:, active], fitted = after, fitted.with_rows(active, part)
         active = active[(after != before).any(0)]
         if not len(active):
             break
-    return with_best_scales(replace(problem, scale=scale), labels)
+    return labels, fitted.rescaled(labels)
 
 
 def _conditional_modes(problem: LayerProblem, labels: Tensor) -> Tensor:
@@ -272,13 +278,13 @@ def _kicked_modes(problem: LayerProblem, labels: Tensor, kicks: int, share: floa
 
 def _modes_sweep(problem: LayerProblem, values: Tensor) -> None:
     """Each variable of values (n, rows) its best level given the others, once."""
-    curvature, least = problem.a.diagonal(), TOLERANCE * problem.scale.square()
+    curvature = problem.a.diagonal()
 
     def update(j: int, field: Tensor) -> Tensor:
-        new = problem.values(problem.nearest(values[j] - field / curvature[j]))
+        new = problem.values(problem.nearest(values[j] - field / curvature[j], j), j)
         change = new - values[j]
         gain = -change * (field + curvature[j] / 2 * change)
-        return torch.where(gain > least * curvature[j], new, values[j])
+        return torch.where(gain > TOLERANCE * problem.scale[j].square() * curvature[j], new, values[j])
 
     problem.sweep(values, update)
 
@@ -295,7 +301,7 @@ def _compiled() -> Callable[[LayerProblem, Tensor, int, int], Tensor] | None:
     def run(problem: LayerProblem, labels: Tensor, kicks: int, moves: int) -> Tensor:
         chosen = labels.T.contiguous()
         fields = ((problem.values(labels) - problem.w).T @ problem.a).contiguous()
-        tensors = (problem.a.contiguous(), fields, chosen, problem.levels, problem.scale.contiguous())
+        tensors = (problem.a.contiguous(), fields, chosen, problem.levels, problem.scale.T.contiguous())
         arrays = [tensor.numpy() for tensor in tensors]
         loop = functools.partial(descend_rows, *arrays, TOLERANCE, SWEEPS, kicks, moves)
         parallel_ranges(loop, len(chosen), ROWS)
@@ -314,7 +320,7 @@ def _tree_moves(problem: LayerProblem, labels: Tensor, tree: SpanningTree) -> Te
         couplings[below] = strength.expand(-1, errors.shape[1])
         fields[below] -= strength * errors[above]
         fields.index_add_(0, above, strength * errors[below], alpha=-1)
-    x = problem.q[:, None] - problem.w
+    x = problem.choices() - problem.w
     moved = tree.max_product(-(x * fields + diagonal / 2 * x.square()), x, couplings)
     better = problem.energy(problem.values(moved)) < problem.energy(problem.values(labels))
     return _pair_moves(problem, torch.where(better, moved, labels), tree.edges)
@@ -322,26 +328,22 @@ def _tree_moves(problem: LayerProblem, labels: Tensor, tree: SpanningTree) -> Te
 
 def _pair_moves(problem: LayerProblem, labels: Tensor, edges: list[tuple[int, int]]) -> Tensor:
     """The best labels of both ends of every edge, jointly, given the others; one sweep."""
-    labels, values, q = labels.clone(), problem.values(labels), problem.q
+    labels, values, d = labels.clone(), problem.values(labels), len(problem.levels)
     fields = problem.a @ (values - problem.w)
     for edge in edges:
         pair = list(edge)
         among = problem.a[pair][:, pair]
         others = fields[pair] - among @ values[pair]
-        first = q * others[0] + among[0, 0] / 2 * q.square()
+        p, q = problem.choices(edge[0]), problem.choices(edge[1])
+        first = p * others[0] + among[0, 0] / 2 * p.square()
         second = q * others[1] + among[1, 1] / 2 * q.square()
-        energies = first[:, None] + second + among[0, 1] * q[:, None] * q
+        energies = first[:, None] + second + among[0, 1] * p[:, None] * q
         best = energies.flatten(0, 1).argmin(0)
-        new = torch.stack([best // len(q), best % len(q)])
+        new = torch.stack([best // d, best % d])
         rows = (new != labels[pair]).any(0).nonzero()[:, 0]
         if len(rows):
             labels[pair] = new
-            change = problem.values(new) - values[pair]
+            change = torch.stack([problem.values(new[k], j) for k, j in enumerate(edge)]) - values[pair]
             values[pair] += change
             fields[:, rows] += problem.a[:, pair] @ change[:, rows]
     return labels
-
-
-def with_best_scales(problem: LayerProblem, labels: Tensor) -> Answer:
-    """An answer of these labels."""
-    return labels, problem.rescaled(labels).scale

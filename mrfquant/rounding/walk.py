@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
+from mrfquant.labelling import LevelSet
+from mrfquant.rounding.answers import Found, Journal, LayerReport
 from mrfquant.rounding.norm_statistics import Moments, NormStatistics, pairs
 from mrfquant.rounding.replay import Replay
 from mrfquant.rounding.scout import Step
 from mrfquant.rounding.watch import Use, Watch
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
-Found = tuple[Tensor, Tensor]  # labels in a weight's shape, scales in one that broadcasts with it
 
 
 class Trained:
@@ -60,7 +61,10 @@ class Walk:
     Attributes:
         replay: runs the network.
         weights: to round, by name.
-        solve: gives the labels of a weight and their levels, (rows, n) both, and the scales (rows,), for its moments.
+        levels: of the weights.
+        solve: finds the labels of a weight, given its moments.
+        journal: keeps what was found, and knows what an earlier walk has found.
+        report: called when a weight is rounded.
         float_targets: the outputs to reach are the float network's.
         norms: those whose statistics are to follow, by name.
         generator: draws pixels.
@@ -69,7 +73,10 @@ class Walk:
 
     replay: Replay
     weights: dict[str, Tensor]
-    solve: Callable[[Moments], tuple[Tensor, Tensor, Tensor]]
+    levels: Mapping[str, LevelSet]
+    solve: Callable[[Moments], tuple[Found, LayerReport]]
+    journal: Journal
+    report: Callable[[LayerReport], None]
     float_targets: bool
     norms: dict[str, BatchNorm]
     generator: torch.Generator
@@ -95,12 +102,30 @@ class Walk:
                 if answers:
                     self._follow(step, pending)
             else:
-                for moments in self._moments(step, pending):
-                    del pending[moments.name]
-                    answers[moments.name] = self._round(moments)
+                for name, answer in self._answers(step, pending):
+                    del pending[name]
+                    self.trained.keep(self.weights[name])
+                    self.weights[name].copy_(answer.values(self.levels[name]))
+                    answers[name] = answer
         return answers
 
-    def _moments(self, step: Step, pending: Mapping[str, Tensor]) -> list[Moments]:
+    def _answers(self, step: Step, pending: Mapping[str, Tensor]) -> Iterator[tuple[str, Found]]:
+        """Of the weights of a step."""
+        known = {name: self.journal.read(name) for name in step.names}
+        missing = [name for name, entry in known.items() if entry is None]
+        moments = self._moments(step, pending) if missing else {}
+        for name in step.names:
+            entry = known[name]
+            if entry is None:
+                answer, layer = self.solve(moments[name])
+                self.journal.write(name, answer, layer, self.generator.get_state())
+            else:
+                answer, layer, state = entry
+                self.generator.set_state(state)
+            self.report(layer)
+            yield name, answer
+
+    def _moments(self, step: Step, pending: Mapping[str, Tensor]) -> dict[str, Moments]:
         """Of the weights of a step."""
         count = len(self.replay.batches)
         found = {name: Moments(name, self.weights[name], count, self.generator) for name in step.names}
@@ -110,16 +135,7 @@ class Walk:
                 found[use.name].add(float_use if self.float_targets else None, use)
 
         self._gather(step, pending, add)
-        return list(found.values())
-
-    def _round(self, moments: Moments) -> Found:
-        """Put a weight on levels."""
-        weight, form = self.weights[moments.name], moments.form
-        labels, values, scales = self.solve(moments)
-        self.trained.keep(weight)
-        scale = form.scales(scales, weight.shape)
-        weight.copy_(form.tensor(values, weight.shape) * scale)
-        return form.tensor(labels, weight.shape), scale
+        return found
 
     def _follow(self, step: Step, pending: Mapping[str, Tensor]) -> None:
         """Let the statistics of a norm follow its inputs."""

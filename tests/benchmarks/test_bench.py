@@ -11,7 +11,7 @@ import pytest
 import torch
 from matplotlib import image
 
-from mrfquant.benchmarks import curvature, loader, mrf, projections, scaling, startup, timing, whole_run
+from mrfquant.benchmarks import curvature, loader, mrf, projections, rounding, scaling, startup, timing, whole_run
 from mrfquant.benchmarks.operations import Operations
 from mrfquant.benchmarks.parts import measure_parts
 from mrfquant.benchmarks.timing import Options, in_turns, ratio
@@ -222,3 +222,11 @@ def test_curvature_is_compared_with_forward_and_first_order(bench, monkeypatch):
     assert list(found) == ["lenet300, statistics", "lenet300, 100 steps"]
     assert found["lenet300, statistics"]["second moments"]["ratio"] > 0
     assert found["lenet300, 100 steps"]["pairwise"]["ratio"] > 0
+
+
+def test_rounding_shows_energy_and_time_against_gptq(bench, monkeypatch):
+    monkeypatch.setattr(rounding, "SIZES", ((32, 8),))
+    found = bench("round")
+    assert found["32 x 8, gptq"]["energy / gptq"] == found["32 x 8, gptq"]["time / gptq"] == 1
+    assert found["32 x 8, nearest"]["energy / gptq"] > 1 > found["32 x 8, icm, 50 kicks"]["energy / gptq"]
+    assert {name.split(", ")[1] for name in found} == {"gptq", "nearest", "icm", "mean_field", "tree"}

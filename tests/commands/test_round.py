@@ -71,9 +71,22 @@ def test_weights_from_a_file_and_a_layer_left_out(float_run, tmp_path, capsys):
     assert tops[0] == tops[1]
 
 
+def test_groups_and_other_bits_by_name(float_run, tmp_path, capsys):
+    out = tmp_path / "rounded"
+    words = ["--run", str(float_run), "--solver", "gptq", "--group-size", "32", "--override", "layers.4*=3"]
+    assert round.main([*words, "--out", str(out)]) == 0
+    best = torch.load(out / "checkpoints" / "best-00000000.pt", weights_only=True)["model"]
+    for name, levels in (("layers.4.weight", 8), ("layers.9.weight", 4)):
+        rows = best[name].flatten(1)
+        assert max(len(run.unique()) for row in rows for run in row.split(32)) == levels
+        assert max(len(row.unique()) for row in rows) > levels
+    assert pack.main([str(out), "-o", str(tmp_path / "model.safetensors")]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        (["--run", "RUN", "--override", "layers.4"], "--override layers.4, expected a pattern of names and bits"),
         (["--run", "nowhere"], "nowhere is not a run"),
         (["--run", "RUN", "--exclude", "nothing"], "the pattern 'nothing' of the labelling decides about no parameter"),
         (["--run", "RUN", "--exclude", "*"], "leave no parameter to label"),

@@ -149,6 +149,11 @@ def test_the_text_of_a_config_reads_back_to_itself(write):
     assert Config(write(text, "again.gin")).text() == text
 
 
+def test_the_text_of_a_config_has_mappings_in_their_order(write):
+    text = Config(write("Labelling.levels = {'layer*': [-1, 0, 1], '*': [-1, 1], 'a*': [0, 1]}")).text()
+    assert text.index("layer*") < text.index("'*'") < text.index("a*")
+
+
 def test_nested_settings_keep_scopes_apart(write):
     Config(write("CosineDecay.final = 0.1\nslow/CosineDecay.final = 0.5"))
     CosineDecay()

@@ -172,6 +172,13 @@ def test_runs_that_do_not_fit_the_scale_are_refused(group_size):
     PackedParameter(data, (4, 6), (-1.0, 1.0), "bits", torch.ones(4, 3), 2)
 
 
+def test_zero_points_that_do_not_fit_the_scale_are_refused():
+    data = torch.zeros(3, dtype=torch.uint8)
+    for scale in (None, torch.ones(4)):
+        with pytest.raises(BadInput, match=r"zero points of shape \(1,\), expected that of the scale"):
+            PackedParameter(data, (4, 6), (-1.0, 1.0), "bits", scale, zero=torch.ones(1))
+
+
 def test_scales_of_runs_are_stored_once_each(tmp_path):
     """Rows of 25 weights in runs of 10: three numbers a row beside the labels; rows that fit in a run have one."""
     model = torch.nn.Sequential(torch.nn.Linear(25, 7), torch.nn.ReLU(), torch.nn.Linear(7, 2))

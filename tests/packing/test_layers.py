@@ -24,7 +24,7 @@ LEVELS = {
     "1 level": (0.5,),
 }
 levels_of_all_kinds = pytest.mark.parametrize("levels", LEVELS.values(), ids=LEVELS)
-scales = pytest.mark.parametrize("scales", [None, 1, "rows", "runs"])
+scales = pytest.mark.parametrize("scales", [None, 1, "rows", "runs", "rows and zeros", "runs and zeros"])
 RUN = 5  # weights
 CLOSE = {"rtol": 1e-5, "atol": 1e-4}
 
@@ -33,10 +33,12 @@ def draw(shape, levels, scales=None, encoding="bits"):
     """Random labels as a packed parameter."""
     labels = torch.randint(len(levels), shape)
     runs = -(-labels[0].numel() // RUN)
+    scales, _, zeros = str(scales).partition(" and ")
     scales = "rows" if scales == "runs" and runs == 1 else scales
-    scale = None if scales is None else torch.rand({1: 1, "rows": shape[0], "runs": (shape[0], runs)}[scales]) + 0.5
-    data = pack(labels, len(levels), encoding)
-    return PackedParameter(data, shape, levels, encoding, scale, RUN if scales == "runs" else None)
+    sizes = {"None": None, "1": (1,), "rows": shape[:1], "runs": (shape[0], runs)}[scales]
+    scale = None if sizes is None else torch.rand(sizes) + 0.5
+    data, zero = pack(labels, len(levels), encoding), torch.randn(sizes) if zeros else None
+    return PackedParameter(data, shape, levels, encoding, scale, RUN if scales == "runs" else None, zero)
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ BINARY, TERNARY, FOUR = (-1.0, 1.0), (-1.0, 0.0, 1.0), (-1.0, -0.3, 0.1, 1.0)
 RUN = 4  # weights
 SCHEMES = [(q, "bits", s) for q in (BINARY, TERNARY, FOUR) for s in (None, "one", "channels", "runs")]
 SCHEMES += [(TERNARY, "base3", s) for s in (None, "one", "channels", "runs")]
+SCHEMES += [(FOUR, "bits", s) for s in ("channels and zeros", "runs and zeros")]
 # A single level, labels that cross bytes (3, 5 and 9 bits) and those that fill one.
 SCHEMES += [(tuple(np.linspace(-2, 3, d).tolist()), "bits", None) for d in (1, 5, 16, 17, 256, 300)]
 
@@ -27,10 +28,12 @@ def random_parameter(shape, scheme):
     levels, encoding, scales = scheme
     labels = torch.randint(len(levels), shape)
     data, columns = pack(labels, len(levels), encoding), labels[0].numel()
+    scales, _, zeros = str(scales).partition(" and ")
     scales = "channels" if scales == "runs" and columns <= RUN else scales
-    sizes = {None: 0, "one": 1, "channels": shape[0], "runs": (shape[0], -(-columns // RUN))}[scales]
+    sizes = {"None": 0, "one": 1, "channels": shape[0], "runs": (shape[0], -(-columns // RUN))}[scales]
+    scale, zero = 0.1 + torch.rand(sizes) if sizes else None, torch.randn(sizes) if zeros else None
     group_size = RUN if scales == "runs" else None
-    return PackedParameter(data, tuple(shape), levels, encoding, 0.1 + torch.rand(sizes) if sizes else None, group_size)
+    return PackedParameter(data, tuple(shape), levels, encoding, scale, group_size, zero)
 
 
 def quantize(model, *schemes):

@@ -287,6 +287,82 @@ def test_results_are_saved_and_loaded_to_the_bit(layer, dtype, tmp_path):
     assert torch.equal(loaded[0].weight.to(dtype), model[0].weight)
 
 
+@pytest.mark.parametrize("zero_point", [False, True])
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
+        (nn.Linear(9, 5), 4),
+        (nn.Linear(9, 5), 9),
+        (nn.Conv1d(4, 6, 3, groups=2), 4),
+        (nn.ConvTranspose1d(4, 6, 3, groups=2), 4),
+    ],
+    ids=["linear", "whole rows", "convolution", "transposed"],
+)
+def test_groups_of_inputs_have_scales_and_zero_points_and_are_saved_to_the_bit(layer, size, zero_point, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(copy.deepcopy(layer))
+    result = quiet(model, [torch.randn(30, 4, 9)], group_size=size, zero_point=zero_point)
+    rows = [] if isinstance(layer, nn.ConvTranspose1d) else model[0].weight.detach().flatten(1)
+    for row in rows:
+        for run in row.split(size):
+            assert len(run.unique()) <= 4
+    if isinstance(layer, nn.Linear) and size == 4:
+        assert max(len(row.unique()) for row in rows) > 4
+        assert result.pack().parameters["0.weight"].scale.shape == (5, 3)
+    result.save(tmp_path / "small.safetensors")
+    loaded = mq.load(tmp_path / "small.safetensors", nn.Sequential(copy.deepcopy(layer)))
+    assert torch.equal(loaded[0].weight, model[0].weight)
+
+
+def test_groups_and_zero_points_lower_the_energy():
+    energies = []
+    for settings in ({}, {"group_size": 3}, {"group_size": 3, "zero_point": True}):
+        energies.append(sum(layer.energy for layer in quiet(mlp(), [X], solver="icm", **settings).layers))
+    assert energies[0] > energies[1] > energies[2]
+
+
+class Counting(RoundNearest):
+    """Counts the layers that it solves, and may stop."""
+
+    solved = 0
+
+    def solve_scaled(self, problem, start):
+        Counting.solved += 1
+        if Counting.solved == 3:
+            raise KeyboardInterrupt
+        return super().solve_scaled(problem, start)
+
+
+@pytest.mark.parametrize("settings", [{}, {"group_size": 4, "zero_point": True}])
+def test_the_same_call_goes_on_where_it_was_interrupted(settings, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), nn.ReLU()) for _ in range(4))
+    )
+    images = torch.randn(8, 2, 60, 60)  # so large that pixels are drawn
+    whole, again = copy.deepcopy(model), copy.deepcopy(model)
+    Counting.solved = -9
+    expected = quiet(whole, [images], solver=Counting(), **settings)
+    Counting.solved = 0
+    with pytest.raises(KeyboardInterrupt):
+        quiet(again, [images], solver=Counting(), folder=tmp_path, **settings)
+    found = quiet(again, [images], solver=Counting(), folder=tmp_path, **settings)
+    assert Counting.solved == 5  # the third one twice
+    assert [(layer.name, layer.energy) for layer in found.layers] == [(o.name, o.energy) for o in expected.layers]
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name])
+    assert found.save(tmp_path / "small") == expected.save(tmp_path / "other")
+    with pytest.raises(mq.BadInput, match="keeps the answers of another call"):
+        quiet(again, [images], solver=Counting(), folder=tmp_path, **settings)
+
+
+def test_the_report_says_how_far_from_the_optimum_a_layer_may_be():
+    result = quiet(mlp(), [X], bound=True)
+    assert all(0 < layer.bound <= layer.energy for layer in result.layers)
+    assert "above the optimum" in str(result)
+    assert "at most " in str(result).splitlines()[1]
+
+
 def test_progress_is_told_by_layer(capsys):
     quiet(mlp(), [X], progress=True)
     assert capsys.readouterr().err.splitlines()[1].startswith("2 of 2: 2.weight, energy 1.000 of gptq's, ")

@@ -54,10 +54,11 @@ def test_a_matrix_goes_back_into_the_weights_shape(name):
     (use,) = uses_of(layer.double(), torch.randn(shape, dtype=torch.float64))
     form, weight = use.product.form, layer.weight.detach()
     matrix = form.matrix(weight)
-    scale = torch.rand(len(matrix), dtype=torch.float64)
+    scale = torch.rand(len(matrix), 1, dtype=torch.float64)
     assert torch.equal(form.tensor(matrix, weight.shape), weight)
-    scaled = form.tensor(matrix * scale[:, None], weight.shape)
-    assert torch.equal(scaled, weight * form.scales(scale, weight.shape))
+    for scales in (scale, torch.rand_like(matrix)):
+        scaled = form.tensor(matrix * scales, weight.shape)
+        assert torch.equal(scaled, weight * form.spread(scales, weight.shape))
 
 
 def test_large_images_are_looked_at_in_some_pixels():

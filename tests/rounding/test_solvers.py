@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from mrfquant.errors import BadInput
+from mrfquant.inference import MirrorDescent, ProximalMeanField
 from mrfquant.rounding import SOLVERS, LayerProblem, solvers
+from mrfquant.rounding.bound import lower_bound
+from mrfquant.rounding.by_inference import RoundByInference
 from mrfquant.rounding.solvers import (
     RoundGPTQ,
     RoundICM,
@@ -21,17 +24,17 @@ from mrfquant.rounding.solvers import (
 D = [2, 3, 4]
 
 
-def _problem(n=6, rows=4, d=2, seed=0, inputs=40):
+def _problem(n=6, rows=4, d=2, seed=0, inputs=40, group_size=None, zero_point=False):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(inputs, n, generator=generator, dtype=torch.float64) + 0.7  # means couple, as after a ReLU
     w = torch.randn(n, rows, generator=generator, dtype=torch.float64)
     a = x.T @ x / inputs + 0.01 * torch.eye(n, dtype=torch.float64)
-    return LayerProblem.of(w, a, torch.linspace(-1, 1, d, dtype=torch.float64))
+    return LayerProblem.of(w, a, torch.linspace(-1, 1, d, dtype=torch.float64), group_size, zero_point)
 
 
-def _energy(problem, answer):
-    labels, scale = answer
-    return replace(problem, scale=scale).energy(problem.levels[labels] * scale)
+def _energy(answer):
+    labels, problem = answer
+    return problem.energy(problem.values(labels))
 
 
 def _best(problem):
@@ -42,7 +45,8 @@ def _best(problem):
 
 def test_energy_is_half_the_mean_squared_change_of_the_outputs():
     x, w = torch.randn(30, 5, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
-    problem = LayerProblem(w, x.T @ x / 30, torch.tensor([-1.0, 1.0], dtype=torch.float64), torch.ones(3).double())
+    levels, group = torch.tensor([-1.0, 1.0], dtype=torch.float64), torch.zeros(5, dtype=torch.int64)
+    problem = LayerProblem(w, x.T @ x / 30, levels, torch.ones_like(w), group)
     values = problem.values(torch.randint(2, (5, 3)))
     torch.testing.assert_close(problem.energy(values), (x @ (values - w)).square().mean(0) / 2)
 
@@ -51,11 +55,32 @@ def test_energy_is_half_the_mean_squared_change_of_the_outputs():
 @pytest.mark.parametrize("name", SOLVERS)
 def test_answers_have_the_best_scale_for_their_labels(name, d):
     problem = _problem(d=d)
-    labels, scale = SOLVERS[name]().solve(problem)
+    labels, fitted = SOLVERS[name]().solve(problem)
     assert labels.shape == problem.w.shape
-    assert (scale > 0).all()
+    assert (fitted.scale > 0).all()
     for factor in (0.99, 1.01):
-        assert (_energy(problem, (labels, scale * factor)) >= _energy(problem, (labels, scale))).all()
+        other = replace(fitted, scale=fitted.scale * factor)
+        assert (_energy((labels, other)) >= _energy((labels, fitted))).all()
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize(("group_size", "zero_point"), [(3, False), (None, True), (4, True)])
+def test_answers_have_the_best_scales_and_zero_points_of_groups(name, group_size, zero_point):
+    problem = _problem(n=10, d=4, group_size=group_size, zero_point=zero_point)
+    labels, fitted = SOLVERS[name]().solve(problem)
+    v, group = fitted.levels[labels], torch.arange(10) // (group_size or 10)
+    assert (fitted.scale > 0).all()
+    root = torch.linalg.cholesky(problem.a, upper=True)  # the energy is half of |root (w - w°)|²
+    for row in range(problem.w.shape[1]):
+        columns = [torch.where(group == g, v[:, row], 0) for g in group.unique()]
+        if zero_point:
+            columns += [torch.where(group == g, 1.0, 0.0).double() for g in group.unique()]
+        basis = root @ torch.stack(columns, 1)
+        best = basis @ torch.linalg.lstsq(basis, root @ problem.w[:, row]).solution
+        least = (best - root @ problem.w[:, row]).square().sum() / 2
+        torch.testing.assert_close(_energy((labels, fitted))[row], least)
+    for part in (fitted.scale, fitted.zero if zero_point else fitted.scale):
+        assert all(torch.equal(part[j], part[k]) for j in range(10) for k in range(10) if group[j] == group[k])
 
 
 @pytest.mark.parametrize("name", SOLVERS)
@@ -63,37 +88,39 @@ def test_rows_of_zeros_stay_about_zero(name):
     problem = _problem()
     w = problem.w.clone()
     w[:, 1] = 0
-    labels, scale = SOLVERS[name]().solve(LayerProblem.of(w, problem.a, problem.levels))
-    assert 0 < scale[1] < 1e-9
-    assert _energy(problem, (labels, scale)).isfinite().all()
+    labels, fitted = SOLVERS[name]().solve(LayerProblem.of(w, problem.a, problem.levels))
+    assert 0 < fitted.scale[0, 1] < 1e-9
+    assert _energy((labels, fitted)).isfinite().all()
 
 
 def test_rows_may_be_solved_a_few_at_a_time(monkeypatch):
     problem = _problem(rows=6, d=3)
-    labels, scale = RoundTree().solve(problem)
+    labels, fitted = RoundTree().solve(problem)
     monkeypatch.setattr(solvers, "LARGEST", 9 * 6 * 4)  # four rows
     few = RoundTree().solve(problem)
     assert torch.equal(few[0], labels)
-    torch.testing.assert_close(few[1], scale)
+    torch.testing.assert_close(few[1].scale, fitted.scale)
 
 
-def test_nearest_is_the_nearest_level():
-    problem = _problem(d=4)
-    distances = (problem.q[:, None] - problem.w).abs()
+@pytest.mark.parametrize("zero_point", [False, True])
+def test_nearest_is_the_nearest_level(zero_point):
+    problem = _problem(d=4, group_size=4, zero_point=zero_point)
+    distances = (problem.choices() - problem.w).abs()
     assert torch.equal(RoundNearest().solve(problem)[0], distances.argmin(0))
 
 
+@pytest.mark.parametrize("group_size", [None, 4])
 @pytest.mark.parametrize("by_activation", [False, True])
-def test_gptq_answers_every_error_by_least_squares(by_activation):
-    problem = _problem(d=3)
+def test_gptq_answers_every_error_by_least_squares(by_activation, group_size):
+    problem = _problem(d=3, group_size=group_size)
     labels, _ = RoundGPTQ(by_activation=by_activation).solve(problem)
     order = problem.a.diagonal().argsort(descending=True) if by_activation else torch.arange(problem.n)
     a, w = problem.a[order][:, order], problem.w[order].clone()
     for j in range(problem.n):
-        chosen = problem.nearest(w[j])
+        chosen = problem.nearest(w[j], order[j])
         assert torch.equal(labels[order][j], chosen)
         # The weights after j that minimise the energy with j and those before it fixed.
-        w[j] = problem.values(chosen)
+        w[j] = problem.values(chosen, order[j])
         rest = slice(j + 1, None)
         if j + 1 < problem.n:
             error = (w - problem.w[order])[: j + 1]
@@ -101,12 +128,12 @@ def test_gptq_answers_every_error_by_least_squares(by_activation):
 
 
 @pytest.mark.parametrize("d", D)
-def test_icm_is_a_local_minimum_below_gptq(d):
-    problem = _problem(n=8, d=d)
-    labels, scale = RoundICM().solve(problem)
-    energy = _energy(problem, (labels, scale))
-    assert (energy <= _energy(problem, RoundGPTQ().solve(problem)) + 1e-12).all()
-    at = replace(problem, scale=scale)
+@pytest.mark.parametrize("group_size", [None, 4])
+def test_icm_is_a_local_minimum_below_gptq(d, group_size):
+    problem = _problem(n=8, d=d, group_size=group_size)
+    labels, at = RoundICM().solve(problem)
+    energy = _energy((labels, at))
+    assert (energy <= _energy(RoundGPTQ().solve(problem)) + 1e-12).all()
     for j, label in itertools.product(range(problem.n), range(d)):
         other = labels.clone()
         other[j] = label
@@ -114,9 +141,10 @@ def test_icm_is_a_local_minimum_below_gptq(d):
 
 
 @pytest.mark.parametrize("d", D)
-def test_tree_is_never_worse_than_mean_field_and_icm(d):
-    problem = _problem(n=9, rows=20, d=d)
-    tree, *others = (_energy(problem, solver().solve(problem)) for solver in (RoundTree, RoundMeanField, RoundICM))
+@pytest.mark.parametrize("group_size", [None, 5])
+def test_tree_is_never_worse_than_mean_field_and_icm(d, group_size):
+    problem = _problem(n=9, rows=20, d=d, group_size=group_size)
+    tree, *others = (_energy(solver().solve(problem)) for solver in (RoundTree, RoundMeanField, RoundICM))
     for other in others:
         assert (tree <= other + 1e-9).all()
 
@@ -129,40 +157,40 @@ def test_tree_is_exact_where_the_couplings_are_a_tree(d):
         a[j, parent] = a[parent, j] = 1.4 - 0.5 * j
     w = torch.randn(6, 10, generator=generator, dtype=torch.float64)
     problem = LayerProblem.of(w, a, torch.linspace(-1, 1, d, dtype=torch.float64))
-    labels, scale = RoundTree(scales=[1.0]).solve(problem)
-    at = replace(problem, scale=scale)
+    labels, at = RoundTree(scales=[1.0]).solve(problem)
     torch.testing.assert_close(at.energy(at.values(labels)), _best(at), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("d", D)
-def test_mean_field_sweeps_never_increase_the_free_energy(d):
-    problem = _problem(n=7, d=d)
+@pytest.mark.parametrize("group_size", [None, 3])
+def test_mean_field_sweeps_never_increase_the_free_energy(d, group_size):
+    problem = _problem(n=7, d=d, group_size=group_size, zero_point=group_size is not None)
     beta = torch.linspace(0.5, 20, 4, dtype=torch.float64)
 
     u = torch.stack([_conditional(problem, problem.w, beta, j) for j in range(problem.n)], 1)
     last = None
     for _ in range(5):
         for j in range(problem.n):
-            mean = (u * problem.q[:, None]).sum(0)
+            mean = (u * problem.choices()).sum(0)
             u[:, j] = _conditional(problem, mean, beta, j)
-            mean = (u * problem.q[:, None]).sum(0)
-            variance = ((problem.q[:, None] - mean).square() * u).sum(0)
+            mean = (u * problem.choices()).sum(0)
+            variance = ((problem.choices() - mean).square() * u).sum(0)
             value = problem.energy(mean) + (problem.a.diagonal()[:, None] * variance).sum(0) / 2
             value = value - torch.special.entr(u).sum((0, 1)) / beta
             assert last is None or (value <= last + 1e-10).all()
             last = value
     # A sweep is that sequence of updates.
-    swept, followed = (u * problem.q[:, None]).sum(0), (u * problem.q[:, None]).sum(0)
+    swept, followed = (u * problem.choices()).sum(0), (u * problem.choices()).sum(0)
     mean_field_sweep(problem, swept, beta)
     for j in range(problem.n):
-        followed[j] = (_conditional(problem, followed, beta, j) * problem.q).sum(0)
+        followed[j] = (_conditional(problem, followed, beta, j) * problem.choices(j)).sum(0)
     torch.testing.assert_close(swept, followed)
 
 
 def _conditional(problem, means, beta, j):
     """softmax(-beta E) of one variable given the means of the others, by the energy itself: (d, rows)."""
     energies = []
-    for level in problem.q:
+    for level in problem.choices(j):
         values = means.clone()
         values[j] = level
         energies.append(problem.energy(values))
@@ -176,14 +204,14 @@ def test_a_start_is_improved_where_it_is_cold(solver):
     problem = _problem(n=8, d=4)
     start = RoundNearest().solve(problem)
     answer = solver.solve(problem, start)
-    assert (_energy(problem, answer) <= _energy(problem, start) + 1e-9).all()
-    assert (_energy(problem, answer) < _energy(problem, start)).any()
+    assert (_energy(answer) <= _energy(start) + 1e-9).all()
+    assert (_energy(answer) < _energy(start)).any()
 
 
 def test_descent_keeps_what_cannot_be_improved():
     problem = _problem(n=8, d=3)
     answer = RoundICM().solve(problem)
-    again = descend(replace(problem, scale=answer[1]), answer[0])
+    again = descend(answer[1], answer[0])
     assert torch.equal(again[0], answer[0])
 
 
@@ -194,9 +222,10 @@ def test_impossible_scales_are_refused(scales):
 
 
 @pytest.mark.parametrize("d", [2, 4])
-def test_the_compiled_descent_ends_where_no_weight_gains_and_as_low_as_torch(monkeypatch, d):
+@pytest.mark.parametrize("group_size", [None, 64])
+def test_the_compiled_descent_ends_where_no_weight_gains_and_as_low_as_torch(monkeypatch, d, group_size):
     pytest.importorskip("numba")
-    problem = _problem(n=150, rows=120, d=d, inputs=300)
+    problem = _problem(n=150, rows=120, d=d, inputs=300, group_size=group_size)
     start = problem.nearest(problem.w)
     compiled = solvers._conditional_modes(problem, start)
     monkeypatch.setattr(solvers, "_compiled", lambda: None)
@@ -210,6 +239,34 @@ def test_the_compiled_descent_ends_where_no_weight_gains_and_as_low_as_torch(mon
         assert (gain <= 1.1 * solvers.TOLERANCE * problem.scale.square() * curvature).all()
 
 
+@pytest.mark.parametrize(("d", "group_size", "zero_point"), [(2, None, False), (3, 2, False), (4, 3, True)])
+def test_no_labels_have_an_energy_below_the_bound(d, group_size, zero_point):
+    problem = _problem(d=d, group_size=group_size, zero_point=zero_point)
+    bound = lower_bound(problem)
+    assert (bound <= _best(problem) + 1e-12).all()
+    assert (bound > 0.2 * _best(problem)).all()
+
+
+def test_the_bound_is_the_optimum_where_there_are_no_couplings():
+    problem = _problem(d=3, rows=1)
+    alone = replace(problem, a=torch.diag(torch.rand(6, dtype=torch.float64) + 0.1))
+    torch.testing.assert_close(lower_bound(alone), _best(alone), rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("d", D)
+def test_a_solver_of_networks_does_better_than_the_nearest_level(d):
+    problem = _problem(n=12, rows=30, d=d)
+    found = _energy(RoundByInference().solve(problem)).sum()
+    assert found < 0.9 * _energy(RoundNearest().solve(problem)).sum()
+
+
+@pytest.mark.parametrize("recipe", [ProximalMeanField, MirrorDescent])
+def test_any_solver_of_networks_answers(recipe):
+    labels, fitted = RoundByInference(recipe, steps=20).solve(_problem(group_size=3, zero_point=True))
+    assert labels.shape == fitted.w.shape
+    assert set(labels.unique().tolist()) <= {0, 1}
+
+
 def test_kicks_never_raise_the_energy_and_the_answer_is_always_the_same():
     problem = _problem(n=40, rows=10, d=3)
     torch.manual_seed(1)
@@ -217,6 +274,6 @@ def test_kicks_never_raise_the_energy_and_the_answer_is_always_the_same():
     torch.manual_seed(2)
     again = RoundICM(kicks=20).solve(problem)
     assert torch.equal(kicked[0], again[0])
-    without = _energy(problem, RoundICM(kicks=0).solve(problem))
-    assert (_energy(problem, kicked) <= without + 1e-12).all()
-    assert (_energy(problem, kicked) < without - 1e-6).any()
+    without = _energy(RoundICM(kicks=0).solve(problem))
+    assert (_energy(kicked) <= without + 1e-12).all()
+    assert (_energy(kicked) < without - 1e-6).any()
