@@ -59,7 +59,7 @@ class LocalSearch(Solver):
         size: Count = 50,
         width_limit: Positive = 16,
         patience: Count = 10,
-        warm_up: Count = 300,
+        warm_up: Count = 1000,
         moves: Count = 1000,
     ) -> None:
         super().__init__(graph, seed, start)
@@ -83,12 +83,12 @@ class LocalSearch(Solver):
         source = next(self._starts, None)
         if source is not None:
             self.offer(source())
-            self._walk(0.0)
+            self._walk(0.0, self.moves // 5)
             return 1.0
         before = self._energy
         for heat in HEATS:
             if not self.out_of_time:
-                self._walk(heat)
+                self._walk(heat, self.moves)
         if self._energy == before and len(self.graph) <= BLOCKS:
             self._sweep()
         self._idle = 0 if self._energy < before else self._idle + 1
@@ -129,7 +129,7 @@ class LocalSearch(Solver):
         draw = torch.rand(len(self.graph), generator=self.generator, device=self.graph.device)
         return (draw * self.graph.cardinalities).long().clamp_(max=self.graph.cardinalities - 1)
 
-    def _walk(self, heat: float) -> None:
+    def _walk(self, heat: float, moves: int) -> None:
         """Moves of trees, from the best labelling."""
         from mrfquant.kernels import tree_moves
 
@@ -138,9 +138,9 @@ class LocalSearch(Solver):
         scale = heat * self._price() if heat else 0.0
         began = time.perf_counter()
         ends = min(self.deadline, began + SHARE * (self.deadline - began))
-        left = self.moves
-        while left and (left == self.moves or time.perf_counter() < ends):
-            part = max(1, self.moves // 5)
+        left = max(1, moves)
+        while left and (left >= moves or time.perf_counter() < ends):
+            part = max(1, moves // 5)
             tree_moves.walk(
                 field, self._arrays.unary, labels, self._state, part, len(labels), scale * left / self.moves, best
             )

@@ -20,6 +20,7 @@ from mrfquant.mrf.local_search import LocalSearch
 from mrfquant.mrf.solver import Solver, proves
 
 WIDTH = 22.0  # log2 of the largest table of a junction tree that is tried
+TRIES = 8  # elimination orders for it
 ENTRIES = 2e7  # table entries that it handles in a second, roughly
 SHARE = 0.3  # of the time that is left, for sweeps of the dual ascent in a row
 DECOMPOSED = 2 * 10**4  # variables above which no junction tree is looked for
@@ -91,7 +92,7 @@ class Portfolio(Solver):
         if len(self.graph) > DECOMPOSED:
             return
         try:
-            tree = JunctionTree(self.graph, width_limit=WIDTH)
+            tree = JunctionTree(self.graph, width_limit=WIDTH, tries=TRIES)
         except TooWide:
             return
         if tree.entries < ENTRIES * left / 2:
