@@ -96,11 +96,7 @@ def test_modules_that_need_an_extra_are_imported_within_functions():
 def test_nothing_is_asked_for_in_vain(asked):
     used = set().union(*(imported(name, True) for name in FILES))
     assert asked[""] - used == {"torchvision"}  # which `import_torchvision` imports
-    assert asked["all"] - used == {
-        "onnx",
-        "onnxruntime",
-        "tensorboard",
-    }  # torch.onnx and torch.utils need them, or files
+    assert asked["all"] - used == {"tensorboard"}  # which torch.utils needs
 
 
 def test_the_extras_that_commands_name_bring_what_they_look_for(asked):

@@ -19,7 +19,7 @@ SIZE, BATCH = 4096, 64
 
 
 def measure_packed(options: Options, width: float = 1.0) -> Iterator[tuple[str, Row]]:
-    """Linear maps and networks, each as in `measure_evaluation`; `width` is ResNet-18's."""
+    """Linear maps and networks, each as in `measure_evaluation`, and `measure_peers`; `width` is ResNet-18's."""
     linear, lenet = functools.partial(nn.Linear, SIZE, SIZE), functools.partial(LeNet5, (1, 28, 28), 10)
     resnet = functools.partial(ResNet, (3, 32, 32), 10, width=width)
     cases: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -28,7 +28,11 @@ def measure_packed(options: Options, width: float = 1.0) -> Iterator[tuple[str, 
         f"lenet5, batch {BATCH}": (lenet, (BATCH, 1, 28, 28)),
         f"resnet18, batch {BATCH}": (resnet, (BATCH, 3, 32, 32)),
     }
-    return ((name, measure_evaluation(*case, options)) for name, case in cases.items())
+    yield from ((name, measure_evaluation(*case, options)) for name, case in cases.items())
+    if options.peers:
+        from mrfquant.benchmarks.packed_peers import measure_peers
+
+        yield from measure_peers(options)
 
 
 @torch.no_grad()

@@ -58,7 +58,9 @@ def parser() -> Parser:
     p.add_argument(
         "--clock", choices=["wall", "cpu"], default="wall", help="cpu leaves out the time of others (default: wall)"
     )
-    p.add_argument("--peers", action="store_true", help="compare with other libraries, too: torchao, entmax, PGMax")
+    p.add_argument(
+        "--peers", action="store_true", help="compare with other libraries: torchao, entmax, PGMax, onnxruntime"
+    )
     p.share("--json")
     p.share("--png", help="draw them there, too")
     return p

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from pathlib import Path
 
@@ -16,10 +15,16 @@ def parser() -> Parser:
     p = Parser(
         "eval",
         "Test a packed network on its data set: how good, how fast, and what takes how many bytes.",
-        ["model.safetensors", "model.safetensors --packed"],
+        ["model.safetensors", "model.safetensors --packed", "model.safetensors --activations int8"],
     )
     p.add_argument("file", metavar="FILE", type=Path, help="a file written by mrfquant pack")
     p.add_argument("--packed", action="store_true", help="keep the weights packed in memory and compute from them")
+    p.add_argument(
+        "--activations",
+        choices=["float", "int8"],
+        default="float",
+        help="int8: 8 bits, by ONNX Runtime on the CPU (default: float)",
+    )
     p.share("--import")
     p.share("--data")
     p.share("--device")
@@ -29,44 +34,26 @@ def parser() -> Parser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, predict the test split, print."""
-    from mrfquant import data
-    from mrfquant.commands.pack import account
+    from mrfquant.commands.pack import account, objective_of
     from mrfquant.compute import choose_device
-    from mrfquant.config.gin_files import named_part
     from mrfquant.config.plugins import import_plugin
-    from mrfquant.data import STAND_IN, STAND_INS, data_root
-    from mrfquant.objectives import CrossEntropy, Objective
     from mrfquant.packing import load, packed_network
+    from mrfquant.packing.layers import pack_layers
+    from mrfquant.packing.origin import dataset_of
     from mrfquant.storage.files import write_json
     from mrfquant.training.evaluation import predict
 
     for module in arguments.imports:
         import_plugin(module, "--import")
-    model = load(arguments.file)
+    eight_bits = arguments.activations == "int8"
+    if eight_bits and arguments.packed:
+        raise BadInput("--packed computes from bits in PyTorch, --activations int8 in ONNX Runtime: choose one")
+    model = load(arguments.file, activations=arguments.activations)
     network = packed_network(model)
-    chosen = network.origin.get("data", {"loader": network.origin.get("dataset")})
-    chosen = dict(chosen) if isinstance(chosen, dict) else {}
-    name, temperature = chosen.pop("loader", None), network.origin.get("temperature", 1)
-    if not isinstance(name, str) or name not in data.DATASETS:
-        raise BadInput(f"{arguments.file} is for the data set {name!r}, known are {', '.join(data.DATASETS)}")
-    if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
-        raise BadInput(f"{arguments.file} gives the temperature {temperature!r}, expected a number above 0")
-    device = choose_device(arguments.device)
-    standing_in = network.origin.get("stand_in") and name in STAND_INS
-    try:
-        dataset = data.DATASETS[name](STAND_IN if standing_in else data_root(arguments.data), **chosen).to(device)
-    except TypeError:
-        raise BadInput(f"{arguments.file} gives settings that the data set {name} does not have") from None
-    kind = network.origin.get("objective", "CrossEntropy")
-    if kind == "CrossEntropy":
-        objective: Objective = CrossEntropy(temperature=temperature)
-    else:
-        objective = named_part(str(kind), Objective)()
-    if tuple(network.arguments.get("shape", ())) != dataset.shape:
-        raise BadInput(f"{arguments.file} is for inputs of another shape than those of {name}")
+    device = choose_device("cpu" if eight_bits else arguments.device)
+    dataset = dataset_of(network, arguments.file, arguments.data).to(device)
+    objective = objective_of(network, arguments.file)
     if arguments.packed:
-        from mrfquant.packing.layers import pack_layers
-
         model = pack_layers(model, network.parameters)
     model = model.to(device)
     start = time.perf_counter()

@@ -13,7 +13,7 @@ from mrfquant.errors import BadInput
 EXTRAS = {
     "sweep": ("optuna",),
     "reports": ("matplotlib",),
-    "onnx": ("onnx", "onnx_ir", "onnxscript"),
+    "onnx": ("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
     "tensorboard": ("tensorboard",),
 }
 

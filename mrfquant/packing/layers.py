@@ -8,10 +8,12 @@ on few vectors needs no tiles at all where numba is installed: see `mrfquant.ker
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
 
 from mrfquant.errors import BadInput
 from mrfquant.kernels import packed as kernel
@@ -206,9 +208,27 @@ class PackedConv2d(PackedLayer):
         return borders
 
 
-def pack_layers(model: nn.Module, packed: Mapping[str, PackedParameter]) -> nn.Module:
-    """Replace every nn.Linear and nn.Conv2d whose weight is in `packed`, in place; the model in eval mode.
+class Unpacking(nn.Module):
+    """A parametrization, as in `torch.nn.utils.parametrize`: float weights, made anew whenever they are read."""
 
+    def __init__(self, held: PackedLayer) -> None:
+        super().__init__()
+        self.held = held
+
+    def forward(self, nothing: Tensor) -> Tensor:
+        """The weights; what is kept in their place is empty."""
+        return self.held.weight
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """What is kept in the weights' place."""
+        return weight.new_empty(0)
+
+
+def pack_layers(model: nn.Module, packed: Mapping[str, PackedParameter]) -> nn.Module:
+    """Keep the parameters in `packed` as bytes, in place; the model in eval mode.
+
+    Every nn.Linear and nn.Conv2d is replaced by one that computes a tile at a time. In modules of other classes (other
+    convolutions, attention, LSTM, embeddings, your own), matrices and the like are unpacked whenever they are read.
     Names are those of `model.named_parameters()`; other parameters stay as they are. Tiles are chosen so that the
     packed layers and the largest tile take at most 1/16 of the float layers' memory, and a tile at most 1/32, but for
     networks so small that it does not matter: a tile may always take 16 KB. Labels of more than about 1.75 bits take
@@ -230,7 +250,31 @@ def pack_layers(model: nn.Module, packed: Mapping[str, PackedParameter]) -> nn.M
         if not name:
             return made[id(layer)].eval()
         model.set_submodule(name, made[id(layer)])
+    for module in list(model.modules()):
+        _unpack_when_read(module, weights)
     return model.eval()
+
+
+def _unpack_when_read(module: nn.Module, weights: Mapping[int, PackedParameter]) -> None:
+    """Keep those of a module's own parameters as bytes that have rows."""
+    own = dict(module.named_parameters(recurse=False))
+    found = {name: weights[id(p)] for name, p in own.items() if id(p) in weights and p.dim() > 1}
+    for name, weight in found.items():
+        parameter = own[name].requires_grad_(False)
+        held = PackedLayer(weight, None, SMALLEST_TILE).to(parameter.device, parameter.dtype)
+        parametrize.register_parametrization(module, name, Unpacking(held), unsafe=True)  # of another shape
+    if found and isinstance(module, nn.RNNBase):  # it keeps a list of its weights
+        module.register_forward_pre_hook(_list_weights)
+        module.register_forward_hook(_forget_weights)
+        _forget_weights(module)
+
+
+def _list_weights(module: nn.RNNBase, *_: Any) -> None:
+    module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+
+
+def _forget_weights(module: nn.RNNBase, *_: Any) -> None:
+    module._flat_weights = []
 
 
 def _packed_layer(name: str, layer: nn.Linear | nn.Conv2d, weight: PackedParameter) -> PackedLayer:

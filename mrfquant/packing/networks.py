@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from mrfquant.config.extras import need_extra
 from mrfquant.config.plugins import import_installed_plugins
 from mrfquant.errors import BadInput
 from mrfquant.models import NETWORKS
@@ -23,11 +24,21 @@ if TYPE_CHECKING:
     from mrfquant.labelling import Labelling
 
 
-def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
-    """The network of a packed file, in eval mode, with float weights; what the file says is its `packed_network`.
+def load(
+    path: str | os.PathLike[str],
+    model: nn.Module | None = None,
+    activations: Literal["float", "int8"] = "float",
+    calibration: Sequence[Any] | None = None,
+) -> nn.Module:
+    """The network of a packed file, in eval mode; what the file says is its `packed_network`.
 
     Args:
+        path: of the file.
         model: a network of your own to load into, needed if the file's is not one of `mrfquant.models`.
+        activations: 'float' computes with float weights in PyTorch; 'int8' with 8-bit activations and weights of a byte
+            in ONNX Runtime, on the CPU.
+        calibration: for 'int8', batches of inputs to find the ranges of activations with; some of the training data
+            that the file names by default.
     """
     network = PackedNetwork.read(path)
     if model is None:
@@ -36,8 +47,31 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
     model = model.to_empty(device="cpu") if any(t.is_meta for t in model.state_dict().values()) else model
     counters = {name: torch.tensor(0) for name in model.state_dict() if name.endswith(COUNTER)}
     model.load_state_dict(network.state_dict() | counters)
+    if activations == "int8":
+        model = _in_runtime(model, network, path, calibration)
+    elif activations != "float":
+        raise BadInput(f"activations {activations!r}, expected 'float' or 'int8'")
     model.packed_network = network  # type: ignore[assignment]
     return model.eval()
+
+
+def _in_runtime(
+    model: nn.Module, network: PackedNetwork, path: str | os.PathLike[str], calibration: Sequence[Any] | None
+) -> nn.Module:
+    """The network with 8-bit activations in ONNX Runtime."""
+    from mrfquant.packing.onnx_export import to_onnx
+    from mrfquant.packing.origin import arguments_of, dataset_of, training_batches
+    from mrfquant.packing.runtime import RuntimeNetwork
+
+    need_extra("onnx", "8-bit activations")
+    if calibration is None:
+        batches = training_batches(dataset_of(network, path))
+    else:
+        batches = [arguments_of(inputs) for inputs in calibration]
+    if not batches:
+        raise BadInput("no batches to find the ranges of activations with: give some as calibration")
+    inputs, keywords = batches[0]
+    return RuntimeNetwork(to_onnx(model, network.parameters, inputs, keywords, calibration=batches).data)
 
 
 def packed_network(model: nn.Module) -> PackedNetwork:
@@ -143,8 +177,8 @@ def _build(network: PackedNetwork, path: str | os.PathLike[str]) -> nn.Module:
     import_installed_plugins()
     if network.name not in NETWORKS:
         raise BadInput(
-            f"{path} holds a network {network.name[:60]!r}, known are {', '.join(NETWORKS)}: build it and give it as "
-            "load(path, model)"
+            f"{path} holds a network {network.name[:60]!r}, known are {', '.join(NETWORKS)}: import the module that "
+            "makes it known (--import MODULE), or build it and give it as load(path, model)"
         )
     build = NETWORKS[network.name]
     # Defaults are given, too: gin would fill in what is bound at the moment.

@@ -1,18 +1,16 @@
-"""A packed network as an ONNX file: labels are stored as bytes, nodes of the graph turn them into weights.
+"""A packed network as an ONNX file: its bytes are the initializers, nodes of the graph turn them into weights.
 
-A byte holds some digits: 0 and 1 in the encoding bits (whole labels where a byte holds a whole number of them), trits
-in base3. The nodes compute digit = byte // place % radix, join the digits of a label where it has several, take the
-level of each label and multiply by the scale: integer arithmetic in standard operators, and to the bit the weights of
-`PackedParameter.values`. A runtime may do so once, when it loads the file (onnxruntime does): then the file is small,
-and the weights in memory are floats.
+A runtime may do so once, when it loads the file (onnxruntime does): then the file is small, and the weights in memory
+are floats, or the 8-bit integers that `mrfquant.packing.activations` computes with.
 """
 
 from __future__ import annotations
 
 import copy
-import math
+import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,65 +20,198 @@ from torch import Tensor, nn
 
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
-from mrfquant.packing.bits import TRITS, label_bits
+from mrfquant.packing.activations import in_eight_bits
 from mrfquant.packing.parameter import PackedParameter
+from mrfquant.packing.unpack_nodes import append_unpacked
 from mrfquant.storage.files import atomic
 
 if TYPE_CHECKING:
-    from onnx_ir import Graph, Model, Value
-    from onnx_ir.tape import Tape
+    from onnx_ir import Graph, Model, Node
 
 
-def export_onnx(model: nn.Module, packed: Mapping[str, PackedParameter], shape: tuple[int, ...], path: Path) -> None:
-    """Write the network in evaluation mode as an ONNX file with packed weights.
+@dataclass(frozen=True)
+class Exported:
+    """A network as ONNX.
 
-    Its input `images` is float32 (batch, *shape), its output `logits`; batches may have any size.
+    Attributes:
+        data: the bytes of the file.
+        floats: parameters that layers multiply by in float; with 8-bit activations the others are integers.
+    """
+
+    data: bytes
+    floats: list[str]
+
+
+def export_onnx(
+    model: nn.Module, packed: Mapping[str, PackedParameter], inputs: Sequence[Any], path: Path, **options: Any
+) -> None:
+    """Write the network in evaluation mode as an ONNX file with packed weights; arguments are those of `to_onnx`."""
+    exported = to_onnx(model, packed, inputs, **options)
+    with atomic(path) as file:
+        file.write(exported.data)
+
+
+def to_onnx(
+    model: nn.Module,
+    packed: Mapping[str, PackedParameter],
+    inputs: Sequence[Any],
+    keywords: Mapping[str, Any] | None = None,
+    names: Sequence[str] | None = None,
+    calibration: Iterable[tuple[Sequence[Any], Mapping[str, Any]]] | None = None,
+    dynamic_shapes: Any = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Exported:
+    """The network in evaluation mode as an ONNX file with packed weights.
 
     Args:
         model: the network, left as it is.
         packed: parameters by their names in the network, whose values they must have; the others stay float32.
-        shape: of an image.
-        path: of the file.
+        inputs: an example of its positional arguments.
+        keywords: an example of others, if it takes any.
+        names: of the inputs in the file; those of the arguments of `forward` by default.
+        calibration: such inputs and keywords from training data; given, activations are brought to 8 bits.
+        dynamic_shapes: which dimensions may vary, as in torch.export; by default the first one of every input, which
+            is that of the batch and the same for all, and the second one of integers, which is that of tokens.
+        metadata: what else the file tells, by key.
     """
     need_extra("onnx", "writing ONNX")
     import onnx_ir
     from onnx_ir.passes import common
 
-    exported = _plain(model, shape)
+    exported = _plain(_in_float(model, packed), tuple(inputs), dict(keywords or {}), names, dynamic_shapes)
+    if calibration is not None:
+        arguments = [str(value.name) for value in exported.graph.inputs]
+        batches = [
+            dict(zip(arguments, map(_array, (*some, *others.values())), strict=True)) for some, others in calibration
+        ]
+        exported, packed = in_eight_bits(exported, _present(exported.graph, packed), batches)
+    matrices = [name for name, p in model.named_parameters() if p.dim() > 1]
+    floats = [name for name in matrices if name in exported.graph.initializers]
     _pack(exported.graph, packed)
     common.DeduplicateInitializersPass()(exported)
     common.ClearMetadataAndDocStringPass()(exported)  # stack traces
+    _shorten_names(exported.graph, {name for name, _ in model.named_parameters()})
     proto = onnx_ir.to_proto(exported)
     del proto.graph.value_info[:]  # shapes of what is computed: runtimes infer them
-    with atomic(path) as file:
-        file.write(proto.SerializeToString())
+    for key, value in (metadata or {}).items():
+        proto.metadata_props.add(key=key, value=value)
+    return Exported(proto.SerializeToString(), floats)
 
 
-def _plain(model: nn.Module, shape: tuple[int, ...]) -> Model:
+def _in_float(model: nn.Module, packed: Mapping[str, PackedParameter]) -> nn.Module:
+    """A copy of the network in float32 and evaluation mode; packed weights of half precision as they are before it."""
+    network = copy.deepcopy(model).cpu().eval()
+    whole = {
+        name: packed[name].values()
+        for name, p in network.named_parameters()
+        if name in packed and torch.equal(packed[name].values().to(p.dtype), p)
+    }
+    network = network.float()
+    network.load_state_dict(whole, strict=False)
+    return network
+
+
+def _plain(
+    network: nn.Module,
+    inputs: tuple[Any, ...],
+    keywords: dict[str, Any],
+    names: Sequence[str] | None,
+    dynamic_shapes: Any,
+) -> Model:
     """The network in ONNX with float weights, each under the name and with the values of its parameter.
 
     Only constants are folded: PyTorch's optimization would merge batch norm into the weights, off their levels.
     """
     from onnxscript import optimizer
 
-    network = copy.deepcopy(model).cpu().float().eval()
+    inputs, keywords = _floats(inputs), _floats(keywords)
+    bound = inspect.signature(network.forward).bind(*inputs, **keywords)
+    if dynamic_shapes is None:
+        dynamic_shapes = torch.utils._pytree.tree_map(_varying, dict(bound.arguments))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the inside of PyTorch
-        program = torch.onnx.export(
-            network,
-            (torch.zeros(2, *shape),),
-            input_names=["images"],
-            output_names=["logits"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            dynamo=True,
-            optimize=False,
-            verbose=False,
-        )
+        try:
+            program = torch.onnx.export(
+                network,
+                inputs,
+                kwargs=keywords,
+                input_names=list(names) if names is not None else None,
+                dynamic_shapes=dynamic_shapes,
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+            )
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise BadInput(f"PyTorch cannot export {type(network).__name__} as ONNX: {_reason(error)}") from None
     assert program is not None  # nothing is written, so it is returned
     exported = program.model
-    optimizer.fold_constants(exported, onnx_shape_inference=True)
+    parameters = dict(network.named_parameters())
+
+    def should_fold(node: Node) -> bool | None:  # a transposed weight would be another one
+        return False if any(value is not None and value.name in parameters for value in node.inputs) else None
+
+    optimizer.fold_constants(exported, onnx_shape_inference=True, should_fold=should_fold)
+    _fix_shapes(exported.graph)
     optimizer.remove_unused_nodes(exported)
+    if len(exported.graph.outputs) == 1:
+        exported.graph.outputs[0].name = "logits"
     return exported
+
+
+BATCH = torch.export.Dim("batch")
+
+
+def _varying(given: Any) -> dict[int, Any] | None:
+    """Which dimensions of an argument may have any size."""
+    if not isinstance(given, Tensor) or not given.dim():
+        return None
+    tokens = given.dim() == 2 and not given.is_floating_point()
+    return {0: BATCH, 1: torch.export.Dim.AUTO} if tokens else {0: BATCH}
+
+
+def _floats(arguments: Any) -> Any:
+    """Arguments with half-precision tensors in float32, as the network's parameters are."""
+    return torch.utils._pytree.tree_map(
+        lambda given: given.float() if isinstance(given, Tensor) and given.is_floating_point() else given, arguments
+    )
+
+
+def _fix_shapes(graph: Graph) -> None:
+    """Constants for the shapes that things are brought to, where all but one dimension are known."""
+    import onnx_ir
+
+    for node in graph:
+        shape = node.outputs[0].shape if node.op_type == "Reshape" else None
+        if shape is None or sum(not isinstance(size, int) for size in shape) > 1:
+            continue
+        sizes = onnx_ir.tensor(np.array([size if isinstance(size, int) else -1 for size in shape], np.int64))
+        value = onnx_ir.Value(name=f"{node.outputs[0].name}/shape", const_value=sizes)
+        value.shape, value.dtype = sizes.shape, sizes.dtype
+        graph.register_initializer(value)
+        node.replace_input_with(1, value)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the innermost error."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().partition("\n")[0][:200]
+
+
+def _array(given: Tensor) -> np.ndarray:
+    given = given.detach().cpu()
+    return (given.float() if given.is_floating_point() else given).numpy()
+
+
+def _shorten_names(graph: Graph, kept: set[str]) -> None:
+    """Numbers for names that nobody asks for: in a small network they would outweigh the weights."""
+    public = {id(value) for value in (*graph.inputs, *graph.outputs)}
+    values = [value for node in graph for value in node.outputs if id(value) not in public]
+    values += [value for value in graph.initializers.values() if value.name not in kept]
+    for number, value in enumerate(values):
+        value.name = str(number)
+    for node in graph:
+        node.name = None
 
 
 def _pack(graph: Graph, packed: Mapping[str, PackedParameter]) -> None:
@@ -88,70 +219,27 @@ def _pack(graph: Graph, packed: Mapping[str, PackedParameter]) -> None:
     from onnx_ir.tape import Tape
 
     tape = Tape(graph)
-    found = {id(parameter) for name, parameter in packed.items() if name in graph.initializers}
-    for name, parameter in packed.items():
-        weights = graph.initializers.pop(name, None)
-        if weights is None and id(parameter) in found:
-            continue  # the same weights are there under another name
-        if weights is None:
-            raise BadInput(f"the network has no parameter {name} to pack")
-        value = weights.const_value
-        if value is None or not np.array_equal(value.numpy(), parameter.values().numpy()):
-            raise BadInput(f"the network's {name} differs from the packed one")
-        unpacked = _unpacked(tape, name, parameter)
+    for name, parameter in _present(graph, packed).items():
+        weights = graph.initializers.pop(name)
+        assert weights.dtype is not None
+        unpacked = append_unpacked(tape, name, parameter, weights.dtype.numpy())
         weights.replace_all_uses_with(unpacked)
         unpacked.name = name
     graph.sort()
 
 
-def _unpacked(tape: Tape, name: str, parameter: PackedParameter) -> Value:
-    """Append the nodes that compute the weights of a parameter."""
-    import onnx_ir
-
-    def constant(role: str, value: Any, dtype: type) -> Value:
-        return tape.initializer(onnx_ir.tensor(np.asarray(value, dtype), name=f"{name}.{role}"))
-
-    levels, shape = constant("levels", parameter.levels, np.float32), constant("shape", parameter.shape, np.int64)
-    if len(parameter.levels) == 1:
-        weights = tape.op("Expand", [levels, shape])
-    else:
-        radix, places, per_label = _digits(len(parameter.levels), parameter.encoding)
-        data = constant("packed", parameter.data.cpu().numpy()[:, None], np.uint8)
-        wide = tape.op("Cast", [data], {"to": onnx_ir.DataType.INT32})
-        shifted = tape.op("Div", [wide, constant("places", radix ** np.arange(places), np.int32)])
-        digits = tape.op("Mod", [shifted, constant("radix", radix, np.int32)])
-        flat = tape.op("Reshape", [digits, constant("flat", [-1], np.int64)])
-        ends = [constant("first", [0], np.int64), constant("end", [parameter.numel * per_label], np.int64)]
-        labels = tape.op("Slice", [flat, *ends])
-        if per_label > 1:
-            rows = tape.op("Reshape", [labels, constant("rows", [-1, per_label], np.int64)])
-            labels = tape.op("MatMul", [rows, constant("join", radix ** np.arange(per_label), np.int32)])
-        weights = tape.op("Reshape", [tape.op("Gather", [levels, labels]), shape])
-    for role, operator, part in (("scale", "Mul", parameter.scale), ("zero", "Add", parameter.zero)):
-        if part is not None:
-            weights = tape.op(operator, [weights, _spread(tape, constant, parameter, role, part)])
-    return weights
-
-
-def _spread(
-    tape: Tape, constant: Callable[[str, Any, type], Value], parameter: PackedParameter, role: str, part: Tensor
-) -> Value:
-    """Append the nodes that compute scales or zero points in a shape that broadcasts with the parameter."""
-    if parameter.group_size is None:
-        shape = (-1, *[1] * (len(parameter.shape) - 1))
-        return constant(role, part.cpu().view(shape).numpy(), np.float32)
-    (rows, runs), columns = part.shape, math.prod(parameter.shape[1:])
-    values = constant(role, part.cpu()[:, :, None].numpy(), np.float32)
-    spread = tape.op("Expand", [values, constant(f"{role}.runs", [rows, runs, parameter.group_size], np.int64)])
-    padded = tape.op("Reshape", [spread, constant(f"{role}.padded", [rows, runs * parameter.group_size], np.int64)])
-    bounds = {"left": 0, "right": columns, "axis": 1}
-    cut = tape.op("Slice", [padded, *(constant(f"{role}.{end}", [at], np.int64) for end, at in bounds.items())])
-    return tape.op("Reshape", [cut, constant(f"{role}.shape", parameter.shape, np.int64)])
-
-
-def _digits(d: int, encoding: str) -> tuple[int, int, int]:
-    """The radix of the digits of a byte, how many it has, and how many make a label."""
-    if encoding == "base3":
-        return 3, TRITS, 1
-    b = label_bits(d)
-    return (2**b, 8 // b, 1) if 8 % b == 0 else (2, 8, b)
+def _present(graph: Graph, packed: Mapping[str, PackedParameter]) -> dict[str, PackedParameter]:
+    """The packed parameters, without second names of the same weights; refuses what differs from the graph's."""
+    found = {id(parameter) for name, parameter in packed.items() if name in graph.initializers}
+    present = {}
+    for name, parameter in packed.items():
+        weights = graph.initializers.get(name)
+        if weights is None and id(parameter) in found:
+            continue
+        if weights is None:
+            raise BadInput(f"the network has no parameter {name} to pack")
+        value = weights.const_value
+        if value is None or not np.array_equal(value.numpy(), parameter.values().numpy()):
+            raise BadInput(f"the network's {name} differs from the packed one")
+        present[name] = parameter
+    return present

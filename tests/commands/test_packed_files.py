@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 from pathlib import Path
 
 import gin
@@ -59,17 +60,36 @@ def test_what_was_packed_is_the_best_model(name, flags, runs, tmp_path, capsys):
     assert "images/s on cpu" in out
 
 
-def test_a_network_is_written_as_onnx_too(runs, tmp_path, capsys):
+@pytest.mark.parametrize("activations", ["float", "int8"])
+def test_a_network_is_written_as_onnx_too(activations, runs, tmp_path, capsys, monkeypatch):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     file, onnx = tmp_path / "model.safetensors", tmp_path / "model.onnx"
-    assert pack.main([str(runs / "ternary"), "-o", str(file), "--onnx", str(onnx)]) == 0
-    assert f"{onnx}, {onnx.stat().st_size:,} bytes" in capsys.readouterr().out
-    images = torch.randn(3, 1, 28, 28)
+    flags = ["--onnx", str(onnx), "--activations", activations]
+    assert pack.main([str(runs / "binary"), "-o", str(file), *flags]) == 0
+    out = capsys.readouterr().out
+    assert f"{onnx}, {onnx.stat().st_size:,} bytes" in out
+    digits = mrfquant.data.DATASETS["digits"](None)
+    images, _ = next(digits.ordered("test", 100))
     (logits,) = runtime.InferenceSession(onnx).run(None, {"images": images.numpy()})
     with torch.no_grad():
         expected = mrfquant.load(file)(images)
-    assert torch.allclose(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
+    if activations == "float":
+        assert "verified     ONNX Runtime computes the same for 64 images of the test set" in out
+        assert torch.allclose(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
+    else:
+        top1 = RunFolder.open(runs / "binary").summary()["test_top1"]
+        assert f"activations  float: test top-1 {top1:.2f} %; 8 bits: " in out
+        assert (logits.argmax(1) == expected.argmax(1).numpy()).mean() > 0.97
+        assert evaluation.main([str(file), "--activations", "int8"]) == 0
+        assert "images/s on cpu" in capsys.readouterr().out
+
+    pixels = (images[3, 0] * digits.std[0] + digits.mean[0]) * 255
+    picture = pixels.round().clamp(0, 255).to(torch.uint8).numpy()
+    (tmp_path / "image.pgm").write_bytes(b"P5\n28 28\n255\n" + picture.tobytes())
+    monkeypatch.setattr("sys.argv", ["classify_onnx.py", str(onnx), str(tmp_path / "image.pgm")])
+    runpy.run_path(str(ROOT / "docs" / "examples" / "classify_onnx.py"))
+    assert capsys.readouterr().out.startswith(f"{int(expected[3].argmax())}  ")
 
 
 def test_inspect_counts_labels(runs, tmp_path, capsys):
@@ -147,6 +167,8 @@ def test_bad_input_is_one_sentence_and_status_2(runs, tmp_path, capsys):
         (pack.main, [str(runs / "float"), *out], "is not quantized: there are no labels to pack"),
         (pack.main, [str(tmp_path), *out], "is not a run"),
         (pack.main, [str(runs / "binary"), *out, "--base3"], "--base3 is for three levels"),
+        (pack.main, [str(runs / "binary"), *out, "--activations", "int8"], "give --onnx FILE, too"),
+        (evaluation.main, [str(junk), "--packed", "--activations", "int8"], "choose one"),
         (evaluation.main, [str(junk), "--device", "meta"], "not a whole safetensors file"),
         (evaluation.main, [str(junk)], "not a whole safetensors file"),
         (evaluation.main, [str(tmp_path / "none")], "is not there"),

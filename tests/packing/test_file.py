@@ -93,7 +93,10 @@ def test_a_network_of_your_own(tmp_path):
 
     network, state = packed(build())
     network.write(tmp_path / "m")
-    with pytest.raises(BadInput, match=r"holds a network 'Sequential', known are .*: build it and give it as load"):
+    with pytest.raises(
+        BadInput,
+        match=r"holds a network 'Sequential', known are .*--import MODULE.* give it as load",
+    ):
         mrfquant.load(tmp_path / "m")
     loaded = mrfquant.load(tmp_path / "m", build())
     assert all(torch.equal(t, state[name]) for name, t in loaded.state_dict().items())

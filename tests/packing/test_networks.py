@@ -10,6 +10,9 @@ from torch import nn
 import mrfquant as mq
 from mrfquant.models import GPT
 from mrfquant.packing import layers
+from mrfquant.packing.onnx_export import to_onnx
+from mrfquant.packing.parameter import PackedParameter
+from mrfquant.packing.runtime import RuntimeNetwork, check_same
 
 
 class Recurrent(nn.Module):
@@ -38,6 +41,29 @@ class Tied(nn.Module):
         return self.head(self.layer(self.embedding(x))).mean(1)
 
 
+class Scaled(nn.Linear):
+    """A layer of one's own."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Several(nn.Module):
+    """Convolutions of other kinds, attention to a second input, a layer of one's own, a keyword argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.into = nn.Conv1d(3, 8, 3, padding=1)
+        self.up = nn.ConvTranspose1d(8, 16, 2, stride=2)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.head = Scaled(16, 5)
+
+    def forward(self, x, memory, gain=None):
+        x = self.up(torch.relu(self.into(x))).transpose(1, 2)
+        y = self.head(x + self.attention(x, memory, memory)[0])
+        return y if gain is None else y * gain[:, None, None]
+
+
 def vision_transformer():
     return mq.import_torchvision().models.VisionTransformer(
         image_size=32, patch_size=16, num_layers=1, num_heads=2, hidden_dim=32, mlp_dim=64, num_classes=10
@@ -59,7 +85,9 @@ NETWORKS = {
     "lstm": (Recurrent, lambda: torch.randn(4, 7, 6)),
     "tied": (Tied, tokens),
     "gpt": (lambda: GPT((16,), 20, layers=1, width=32, heads=2), tokens),
+    "several": (Several, lambda: (torch.randn(4, 3, 6), torch.randn(4, 9, 16))),
 }
+EXPORTED = ["gpt", "lstm", "several", "tied", "vit"]
 NAMED = {"gpt"}  # in mrfquant.models: a file suffices
 # What has two or more dimensions and belongs to no layer that multiplies by it.
 LEFT = {"vit": {"class_token", "encoder.pos_embedding"}, "gpt": {"token.weight"}}
@@ -69,7 +97,7 @@ LEFT = {"vit": {"class_token", "encoder.pos_embedding"}, "gpt": {"token.weight"}
 def test_a_fresh_network_computes_the_same_to_the_bit(name, tmp_path):
     build, draw = NETWORKS[name]
     torch.manual_seed(0)
-    model, x = build(), draw()
+    model, x = build(), as_tuple(draw())
     labelling = mq.Labelling(model, [-1, 1], which="weights", scale="channel", learn_scale=True, start="weights")
     matrices = {n for n, p in model.named_parameters() if p.dim() > 1}
     assert matrices - labelling.labelled.spans.keys() == LEFT.get(name, set())
@@ -78,7 +106,7 @@ def test_a_fresh_network_computes_the_same_to_the_bit(name, tmp_path):
     )
     solver.prepare(budget=2)
     for _ in range(2):
-        model(x).square().mean().backward()
+        model(*x).square().mean().backward()
         solver.step()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "[0-9.]+% of the weights are undecided")
@@ -86,7 +114,45 @@ def test_a_fresh_network_computes_the_same_to_the_bit(name, tmp_path):
     mq.pack_model(model, labelling).write(tmp_path / "m")
     loaded = mq.load(tmp_path / "m", None if name in NAMED else build())
     with torch.no_grad():
-        expected = model(x)
-        assert torch.equal(loaded(x), expected)
+        expected = model(*x)
+        assert torch.equal(loaded(*x), expected)
         packed = layers.pack_layers(copy.deepcopy(loaded), loaded.packed_network.parameters)
-        torch.testing.assert_close(packed(x), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(packed(*x), expected, rtol=1e-4, atol=1e-4)
+    kept = [p for p in packed.parameters() if p.dim() > 1 and p.numel()]
+    assert sum(p.numel() for p in kept) == sum(
+        p.numel() for n, p in model.named_parameters() if n in LEFT.get(name, set())
+    )
+
+
+def as_tuple(inputs):
+    return inputs if isinstance(inputs, tuple) else (inputs,)
+
+
+def on_two_levels(model, scale=0.1):
+    """Round the matrices of a network to two levels; their packed form."""
+    packed = {}
+    for name, p in model.named_parameters():
+        if p.dim() > 1 and "norm" not in name and "token" not in name:
+            p.data = torch.where(p < 0, -1.0, 1.0) * torch.tensor(scale)
+            packed[name] = PackedParameter.of(p, (-1.0, 1.0), scale=torch.tensor([scale]))
+    return packed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPORTED)
+def test_onnx_runtime_computes_the_same(name):
+    for module in ("onnxscript", "onnxruntime"):
+        pytest.importorskip(module)
+    build, draw = NETWORKS[name]
+    torch.manual_seed(0)
+    model, x, y = build().eval(), as_tuple(draw()), as_tuple(draw())
+    packed = on_two_levels(model)
+    keywords = {"gain": torch.randn(4)} if name == "several" else {}
+    exported = to_onnx(copy.deepcopy(model).bfloat16() if name == "gpt" else model, packed, x, keywords)
+    network = RuntimeNetwork(exported.data)
+    assert check_same(network, model, y, keywords) < (1e-2 if name == "gpt" else 1e-4)
+    three = tuple(t[:3] for t in y)
+    check_same(network, model, three, {k: v[:3] for k, v in keywords.items()}, within=1e-2)
+    whole = sum(4 * p.numel() for p in model.parameters())
+    packed_bytes = sum(4 * p.numel() - packed[n].nbytes for n, p in model.named_parameters() if n in packed)
+    assert len(exported.data) < whole - packed_bytes + 700 * len(packed) + 20_000

@@ -1,0 +1,214 @@
+"""8-bit activations: an exported network with the integer operators that ONNX Runtime has kernels for.
+
+Convolutions and linear layers of batches get 8-bit inputs whose ranges are percentiles over training data, their
+weights stay the levels they are on, in int8 with a scale for each output channel, and batch norm goes into that scale.
+ONNX Runtime's own quantization finds the ranges and places the operators. Linear layers on sequences are multiplied by
+2-bit weights (`MatMulNBits`), the fastest there is for a single token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mrfquant.packing.few_bits import multiply_by_few_bits
+from mrfquant.packing.integers import IntegerWeight
+from mrfquant.packing.parameter import PackedParameter
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+    from onnx_ir import Graph, Model, Node
+
+PERCENTILE = 99.99  # of a tensor's values over the calibration data: the rest is clipped
+LAYERS = ("Conv", "Gemm")
+# What passes 8-bit values on or joins them, so that neighbouring layers need not go through float.
+BETWEEN = ("Add", "MaxPool", "Relu", "Clip", "Pad", "Slice", "Reshape", "Flatten", "Transpose", "Squeeze", "Concat")
+
+
+def in_eight_bits(
+    model: Model, packed: Mapping[str, PackedParameter], batches: Sequence[Mapping[str, np.ndarray]]
+) -> tuple[Model, dict[str, PackedParameter]]:
+    """The network with 8-bit activations, and what the packed ones of its initializers are now.
+
+    Args:
+        model: the exported network with float weights under the names of `packed`.
+        packed: its parameters on levels.
+        batches: inputs to find the ranges with, by name.
+    """
+    import onnx_ir
+    from onnxscript import optimizer
+
+    weights = _integer_weights(model.graph, packed)
+    if weights:
+        for node in list(model.graph):
+            _fold_batch_norm(model.graph, node, weights)
+        optimizer.remove_unused_nodes(model)
+        for name, weight in weights.items():
+            weight.settle()
+            model.graph.initializers[name].const_value = onnx_ir.tensor(weight.values, name=name)
+        model = onnx_ir.from_proto(_quantize(onnx_ir.to_proto(model), weights, batches))
+        for index in range(len(model.graph.outputs)):
+            _leave_float(model.graph, index)
+        for name in weights:
+            _leave_out_what_follows(model.graph, f"{name}_quantized")
+        optimizer.remove_unused_nodes(model)
+    few = multiply_by_few_bits(model, packed)
+    left = model.graph.initializers.keys() - weights.keys() - few
+    integers = {f"{name}_quantized": weight.packed() for name, weight in weights.items()}
+    return model, integers | {name: parameter for name, parameter in packed.items() if name in left}
+
+
+def _integer_weights(graph: Graph, packed: Mapping[str, PackedParameter]) -> dict[str, IntegerWeight]:
+    """Weights that an integer kernel can take: those of layers alone, and exact in int8."""
+    found = {}
+    for name, parameter in packed.items():
+        value = graph.initializers.get(name)
+        if value is None or not value.uses() or not all(_is_layer(node, index) for node, index in value.uses()):
+            continue
+        if (weight := IntegerWeight.of(parameter)) is not None:
+            found[name] = weight
+    return found
+
+
+def _is_layer(node: Node, index: int) -> bool:
+    """Whether a node multiplies by its input `index`, whose first dimension is that of the outputs."""
+    transposed = node.op_type != "Gemm" or node.attributes.get_int("transB", 0) == 1
+    return node.op_type in LAYERS and index == 1 and transposed
+
+
+def _fold_batch_norm(graph: Graph, node: Node, weights: Mapping[str, IntegerWeight]) -> None:
+    """y = a (W x + b - mean) + beta becomes (a W) x + (a (b - mean) + beta): a goes into the scale of W's rows."""
+    import onnx_ir
+
+    layer = node.inputs[0].producer() if node.op_type == "BatchNormalization" and node.inputs[0] is not None else None
+    weight = None if layer is None or layer.op_type not in LAYERS else layer.inputs[1]
+    if layer is None or weight is None or weight.name not in weights:
+        return
+    gamma, beta, mean, variance = (_constant(value) for value in node.inputs[1:5])
+    bias = _constant(layer.inputs[2]) if len(layer.inputs) > 2 else 0.0
+    constants = gamma is not None and beta is not None and mean is not None and variance is not None
+    if not constants or bias is None or len(layer.outputs[0].uses()) > 1 or len(weight.uses()) > 1:
+        return
+    factor = gamma / np.sqrt(variance + np.float32(node.attributes.get_float("epsilon", 1e-5)))
+    weights[str(weight.name)].fold(factor)
+    folded = onnx_ir.tensor((factor * (bias - mean) + beta).astype(np.float32), name=f"{weight.name}.bias")
+    value = onnx_ir.Value(
+        name=folded.name, const_value=folded, shape=folded.shape, type=onnx_ir.TensorType(folded.dtype)
+    )
+    graph.register_initializer(value)
+    layer.resize_inputs(3)
+    layer.replace_input_with(2, value)
+    node.outputs[0].replace_all_uses_with(layer.outputs[0], replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+
+
+def _constant(value: Any) -> np.ndarray | None:
+    return None if value is None or value.const_value is None else value.const_value.numpy()
+
+
+def _quantize(
+    proto: ModelProto, weights: Mapping[str, IntegerWeight], batches: Sequence[Mapping[str, np.ndarray]]
+) -> ModelProto:
+    """ONNX Runtime's quantization, with the integers and scales of the weights given."""
+    import onnx
+    from onnxruntime import quantization
+
+    with tempfile.TemporaryDirectory() as folder, quietly():
+        path = Path(folder) / "quantized.onnx"
+        quantization.quantize_static(
+            proto,
+            path,
+            calibration_reader(batches),
+            op_types_to_quantize=[*LAYERS, *BETWEEN],
+            nodes_to_exclude=list(_left_float(proto, weights)),
+            activation_type=quantization.QuantType.QUInt8,
+            weight_type=quantization.QuantType.QInt8,
+            per_channel=True,
+            calibrate_method=quantization.CalibrationMethod.Percentile,
+            extra_options={
+                "CalibPercentile": PERCENTILE,
+                "CalibStridedMinMax": 1,  # a batch at a time, in whatever way the ranges are found
+                "QDQDisableWeightAdjustForInt32Bias": True,
+                "TensorQuantOverrides": {
+                    name: [
+                        {"axis": 0, "quant_type": quantization.QuantType.QInt8, "scale": scale, "zero_point": 0}
+                        for scale in weight.scale
+                    ]
+                    for name, weight in weights.items()
+                },
+            },
+        )
+        return onnx.load(path)
+
+
+def _left_float(proto: ModelProto, weights: Mapping[str, IntegerWeight]) -> Iterator[str]:
+    """Nodes that are not quantized: layers with other weights, and sums with constants."""
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    for node in proto.graph.node:
+        other_weights = node.op_type in LAYERS and node.input[1] not in weights
+        if other_weights or (node.op_type == "Add" and not constants.isdisjoint(node.input)):
+            yield node.name
+
+
+def calibration_reader(batches: Sequence[Mapping[str, np.ndarray]]) -> Any:
+    """The batches as ONNX Runtime's quantization asks for them."""
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):
+        def __len__(self) -> int:
+            return len(batches)
+
+        def set_range(self, start_index: int, end_index: int) -> None:
+            self.left = iter(batches[start_index:end_index])
+
+        def get_next(self) -> Mapping[str, np.ndarray] | None:
+            return next(self.left, None)
+
+    return Reader()
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without what the library prints and advises."""
+    level = logging.root.level
+    logging.root.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.root.setLevel(level)
+
+
+def _leave_float(graph: Graph, index: int) -> None:
+    """Give an output as it was before it was brought to 8 bits, if it was."""
+    output = graph.outputs[index]
+    dequantize = output.producer()
+    if dequantize is None or dequantize.op_type != "DequantizeLinear":
+        return
+    quantize = dequantize.inputs[0].producer() if dequantize.inputs[0] is not None else None
+    before = None if quantize is None or quantize.op_type != "QuantizeLinear" else quantize.inputs[0]
+    if before is not None and before.producer() is not None:
+        name, before.name, output.name = output.name, output.name, f"{output.name}.8"
+        output.replace_all_uses_with(before, replace_graph_outputs=True)
+        assert before.name == name
+
+
+def _leave_out_what_follows(graph: Graph, name: str) -> None:
+    """The scale of a layer's bias, which is the input's times the weight's, and its zero point, 0 as is the default."""
+    from onnx_ir.tape import Tape
+
+    for dequantize, _ in graph.initializers[name].uses():
+        for layer, _ in dequantize.outputs[0].uses():
+            values, bias = (value and value.producer() for value in (layer.inputs[0], (*layer.inputs, None)[2]))
+            if values is not None and bias is not None:
+                scale = Tape(graph).op("Mul", [values.inputs[1], dequantize.inputs[1]])
+                bias.replace_input_with(1, scale)
+                bias.resize_inputs(2)
+    graph.sort()

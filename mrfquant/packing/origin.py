@@ -1,0 +1,54 @@
+"""The data that a packed network comes from: what it is calibrated, checked and tested with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+
+from mrfquant.data import DATASETS, STAND_IN, STAND_INS, Dataset, data_root
+from mrfquant.errors import BadInput
+from mrfquant.packing.file import PackedNetwork
+
+CALIBRATION, BATCH = 256, 32  # training examples that ranges are found with, and how many at a time
+
+
+def dataset_of(
+    network: PackedNetwork, path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None
+) -> Dataset:
+    """The data set that a file says it is for.
+
+    Args:
+        network: what the file says.
+        path: of the file, for what is wrong with it.
+        root: of the data.
+    """
+    chosen = network.origin.get("data", {"loader": network.origin.get("dataset")})
+    chosen = dict(chosen) if isinstance(chosen, dict) else {}
+    name = chosen.pop("loader", None)
+    if not isinstance(name, str) or name not in DATASETS:
+        raise BadInput(f"{path} is for the data set {name!r}, known are {', '.join(DATASETS)}")
+    standing_in = network.origin.get("stand_in") and name in STAND_INS
+    try:
+        dataset = DATASETS[name](STAND_IN if standing_in else data_root(root), **chosen)
+    except TypeError:
+        raise BadInput(f"{path} gives settings that the data set {name} does not have") from None
+    if tuple(network.arguments.get("shape", dataset.shape)) != dataset.shape:
+        raise BadInput(f"{path} is for inputs of another shape than those of {name}")
+    return dataset
+
+
+def training_batches(dataset: Dataset) -> list[tuple[tuple[Tensor, ...], dict[str, Tensor]]]:
+    """Some inputs to train on, as arguments of a network."""
+    size = min(BATCH, dataset.size("train"))
+    return [arguments_of(inputs) for inputs, _ in islice(dataset.stream(size, seed=0), -(-CALIBRATION // size))]
+
+
+def arguments_of(inputs: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """A batch's inputs, one or a tuple or a dict, as positional and keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
