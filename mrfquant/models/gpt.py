@@ -148,7 +148,7 @@ class Attention(nn.Module):
                 cache.append((k, v))
         # Rows are the new tokens: each sees all of the past and itself.
         mask = None if past == 0 else torch.ones(t, past + t, dtype=torch.bool, device=x.device).tril(past)
-        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=past == 0)
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.out(y.transpose(1, 2).reshape(b, t, width))
 
 

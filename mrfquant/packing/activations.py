@@ -24,7 +24,7 @@ from mrfquant.packing.parameter import PackedParameter
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-    from onnx_ir import Graph, Model, Node
+    from onnx_ir import Graph, Model, Node, Value
 
 PERCENTILE = 99.99  # of a tensor's values over the calibration data: the rest is clipped
 LAYERS = ("Conv", "Gemm")
@@ -87,15 +87,15 @@ def _fold_batch_norm(graph: Graph, node: Node, weights: Mapping[str, IntegerWeig
     """y = a (W x + b - mean) + beta becomes (a W) x + (a (b - mean) + beta): a goes into the scale of W's rows."""
     import onnx_ir
 
-    layer = node.inputs[0].producer() if node.op_type == "BatchNormalization" and node.inputs[0] is not None else None
+    layer = _producer(node.inputs[0]) if node.op_type == "BatchNormalization" else None
     weight = None if layer is None or layer.op_type not in LAYERS else layer.inputs[1]
     if layer is None or weight is None or weight.name not in weights:
         return
-    gamma, beta, mean, variance = (_constant(value) for value in node.inputs[1:5])
-    bias = _constant(layer.inputs[2]) if len(layer.inputs) > 2 else 0.0
-    constants = gamma is not None and beta is not None and mean is not None and variance is not None
-    if not constants or bias is None or len(layer.outputs[0].uses()) > 1 or len(weight.uses()) > 1:
+    constants = [_constant(value) for value in (*node.inputs[1:5], *layer.inputs[2:])]
+    if any(value is None for value in constants) or len(layer.outputs[0].uses()) > 1 or len(weight.uses()) > 1:
         return
+    gamma, beta, mean, variance, *biases = (np.asarray(value) for value in constants)
+    bias = biases[0] if biases else 0.0
     factor = gamma / np.sqrt(variance + np.float32(node.attributes.get_float("epsilon", 1e-5)))
     weights[str(weight.name)].fold(factor)
     folded = onnx_ir.tensor((factor * (bias - mean) + beta).astype(np.float32), name=f"{weight.name}.bias")
@@ -107,10 +107,15 @@ def _fold_batch_norm(graph: Graph, node: Node, weights: Mapping[str, IntegerWeig
     layer.replace_input_with(2, value)
     node.outputs[0].replace_all_uses_with(layer.outputs[0], replace_graph_outputs=True)
     graph.remove(node, safe=True)
+    layer.outputs[0].name = node.outputs[0].name
 
 
-def _constant(value: Any) -> np.ndarray | None:
+def _constant(value: Value | None) -> np.ndarray | None:
     return None if value is None or value.const_value is None else value.const_value.numpy()
+
+
+def _producer(value: Value | None) -> Node | None:
+    return None if value is None else value.producer()
 
 
 def _quantize(
@@ -190,14 +195,11 @@ def _leave_float(graph: Graph, index: int) -> None:
     """Give an output as it was before it was brought to 8 bits, if it was."""
     output = graph.outputs[index]
     dequantize = output.producer()
-    if dequantize is None or dequantize.op_type != "DequantizeLinear":
-        return
-    quantize = dequantize.inputs[0].producer() if dequantize.inputs[0] is not None else None
+    quantize = None if dequantize is None else _producer(dequantize.inputs[0])
     before = None if quantize is None or quantize.op_type != "QuantizeLinear" else quantize.inputs[0]
     if before is not None and before.producer() is not None:
-        name, before.name, output.name = output.name, output.name, f"{output.name}.8"
+        output.name, before.name = f"{output.name}/8 bits", output.name
         output.replace_all_uses_with(before, replace_graph_outputs=True)
-        assert before.name == name
 
 
 def _leave_out_what_follows(graph: Graph, name: str) -> None:
@@ -206,7 +208,7 @@ def _leave_out_what_follows(graph: Graph, name: str) -> None:
 
     for dequantize, _ in graph.initializers[name].uses():
         for layer, _ in dequantize.outputs[0].uses():
-            values, bias = (value and value.producer() for value in (layer.inputs[0], (*layer.inputs, None)[2]))
+            values, bias = (_producer(value) for value in (layer.inputs[0], (*layer.inputs, None)[2]))
             if values is not None and bias is not None:
                 scale = Tape(graph).op("Mul", [values.inputs[1], dequantize.inputs[1]])
                 bias.replace_input_with(1, scale)

@@ -78,6 +78,7 @@ def multiply_by_few_bits(model: Model, packed: Mapping[str, PackedParameter]) ->
             made.shape, made.dtype = product.outputs[0].shape, product.outputs[0].dtype
             product.outputs[0].replace_all_uses_with(made, replace_graph_outputs=True)
             graph.remove(product, safe=True)
+            made.name = product.outputs[0].name
         for transpose, _ in graph.initializers[name].uses():
             graph.remove(transpose, safe=True)
         del graph.initializers[name]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mrfquant.packing.bits import Encoding
 from mrfquant.packing.parameter import PackedParameter
 
 LARGEST = 64  # where AVX2 adds two products with 8-bit activations in 16 bits, larger weights would overflow
@@ -41,7 +42,7 @@ class IntegerWeight:
     integers: np.ndarray
     scale: np.ndarray
     levels: tuple[int, ...]
-    encoding: str
+    encoding: Encoding
 
     @classmethod
     def of(cls, parameter: PackedParameter) -> IntegerWeight | None:
@@ -73,7 +74,7 @@ class IntegerWeight:
 
     def packed(self) -> PackedParameter:
         """The integers as a parameter on levels."""
-        encoding = "base3" if self.encoding == "base3" and len(self.levels) == 3 else "bits"
+        encoding: Encoding = "base3" if self.encoding == "base3" and len(self.levels) == 3 else "bits"
         return PackedParameter.of(torch.from_numpy(self.integers).float(), tuple(map(float, self.levels)), encoding)
 
     def _column(self, rows: np.ndarray) -> np.ndarray:
