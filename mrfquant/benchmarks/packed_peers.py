@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -99,7 +100,7 @@ def _files(
             packed[name] = PackedParameter.of(p, levels, scale=scale)
     shapes = None if static else _lengths(batches[0])
     plain = to_onnx(model, {}, batches[0], dynamic_shapes=shapes).data
-    arguments = [(batch, {}) for batch in batches]
+    arguments: list[tuple[tuple[Tensor, ...], dict[str, Tensor]]] = [(batch, {}) for batch in batches]
     ours = to_onnx(rounded, packed, batches[0], calibration=arguments, dynamic_shapes=shapes).data
     return {"float": plain, "its int8": _quantized(plain, batches if static else None), "ours": ours}
 
@@ -134,7 +135,7 @@ def _quantized(data: bytes, batches: Sequence[tuple[Tensor, ...]] | None) -> byt
 def _row(model: nn.Module, files: dict[str, bytes], inputs: tuple[Tensor, ...], options: Options) -> Row:
     networks = {name: RuntimeNetwork(data) for name, data in files.items()}
     sides: dict[str, Callable[[], Any]] = {"PyTorch": lambda: model(*inputs)}
-    sides |= {name: (lambda network=network: network(*inputs)) for name, network in networks.items()}
+    sides |= {name: functools.partial(network, *inputs) for name, network in networks.items()}
     with torch.inference_mode():
         found = ratios(in_turns(sides, options))
     found["file"] = {"ratio": len(files["ours"]) / len(files["float"])}

@@ -21,6 +21,7 @@ import numpy as np
 from mrfquant.packing.few_bits import multiply_by_few_bits
 from mrfquant.packing.integers import IntegerWeight
 from mrfquant.packing.parameter import PackedParameter
+from mrfquant.packing.unpack_nodes import initializer
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -85,8 +86,6 @@ def _is_layer(node: Node, index: int) -> bool:
 
 def _fold_batch_norm(graph: Graph, node: Node, weights: Mapping[str, IntegerWeight]) -> None:
     """y = a (W x + b - mean) + beta becomes (a W) x + (a (b - mean) + beta): a goes into the scale of W's rows."""
-    import onnx_ir
-
     layer = _producer(node.inputs[0]) if node.op_type == "BatchNormalization" else None
     weight = None if layer is None or layer.op_type not in LAYERS else layer.inputs[1]
     if layer is None or weight is None or weight.name not in weights:
@@ -98,10 +97,7 @@ def _fold_batch_norm(graph: Graph, node: Node, weights: Mapping[str, IntegerWeig
     bias = biases[0] if biases else 0.0
     factor = gamma / np.sqrt(variance + np.float32(node.attributes.get_float("epsilon", 1e-5)))
     weights[str(weight.name)].fold(factor)
-    folded = onnx_ir.tensor((factor * (bias - mean) + beta).astype(np.float32), name=f"{weight.name}.bias")
-    value = onnx_ir.Value(
-        name=folded.name, const_value=folded, shape=folded.shape, type=onnx_ir.TensorType(folded.dtype)
-    )
+    value = initializer(f"{weight.name}.bias", (factor * (bias - mean) + beta).astype(np.float32))
     graph.register_initializer(value)
     layer.resize_inputs(3)
     layer.replace_input_with(2, value)
@@ -167,6 +163,8 @@ def calibration_reader(batches: Sequence[Mapping[str, np.ndarray]]) -> Any:
     from onnxruntime.quantization import CalibrationDataReader
 
     class Reader(CalibrationDataReader):
+        left = iter(batches)
+
         def __len__(self) -> int:
             return len(batches)
 

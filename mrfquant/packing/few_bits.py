@@ -75,7 +75,7 @@ def multiply_by_few_bits(model: Model, packed: Mapping[str, PackedParameter]) ->
             attributes = {"K": parameter.shape[1], "N": parameter.shape[0], "bits": codes.bits}
             attributes |= {"block_size": codes.block, "accuracy_level": EIGHT_BITS}
             made = tape.op("MatMulNBits", [product.inputs[0], *weight], attributes, domain=DOMAIN)
-            made.shape, made.dtype = product.outputs[0].shape, product.outputs[0].dtype
+            made.shape, made.type = product.outputs[0].shape, product.outputs[0].type
             product.outputs[0].replace_all_uses_with(made, replace_graph_outputs=True)
             graph.remove(product, safe=True)
             made.name = product.outputs[0].name

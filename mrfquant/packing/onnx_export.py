@@ -22,7 +22,7 @@ from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 from mrfquant.packing.activations import in_eight_bits
 from mrfquant.packing.parameter import PackedParameter
-from mrfquant.packing.unpack_nodes import append_unpacked
+from mrfquant.packing.unpack_nodes import append_unpacked, initializer
 from mrfquant.storage.files import atomic
 
 if TYPE_CHECKING:
@@ -178,15 +178,12 @@ def _floats(arguments: Any) -> Any:
 
 def _fix_shapes(graph: Graph) -> None:
     """Constants for the shapes that things are brought to, where all but one dimension are known."""
-    import onnx_ir
-
     for node in graph:
         shape = node.outputs[0].shape if node.op_type == "Reshape" else None
         if shape is None or sum(not isinstance(size, int) for size in shape) > 1:
             continue
-        sizes = onnx_ir.tensor(np.array([size if isinstance(size, int) else -1 for size in shape], np.int64))
-        value = onnx_ir.Value(name=f"{node.outputs[0].name}/shape", const_value=sizes)
-        value.shape, value.dtype = sizes.shape, sizes.dtype
+        sizes = np.array([size if isinstance(size, int) else -1 for size in shape], np.int64)
+        value = initializer(f"{node.outputs[0].name}/shape", sizes)
         graph.register_initializer(value)
         node.replace_input_with(1, value)
 

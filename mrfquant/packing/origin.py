@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -16,9 +16,7 @@ from mrfquant.packing.file import PackedNetwork
 CALIBRATION, BATCH = 256, 32  # training examples that ranges are found with, and how many at a time
 
 
-def dataset_of(
-    network: PackedNetwork, path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None
-) -> Dataset:
+def dataset_of(network: PackedNetwork, path: str | os.PathLike[str], root: str | Path | None = None) -> Dataset:
     """The data set that a file says it is for.
 
     Args:
@@ -44,7 +42,8 @@ def dataset_of(
 def training_batches(dataset: Dataset) -> list[tuple[tuple[Tensor, ...], dict[str, Tensor]]]:
     """Some inputs to train on, as arguments of a network."""
     size = min(BATCH, dataset.size("train"))
-    return [arguments_of(inputs) for inputs, _ in islice(dataset.stream(size, seed=0), -(-CALIBRATION // size))]
+    stream = dataset.stream(size, seed=0)
+    return [arguments_of(next(stream)[0]) for _ in range(-(-CALIBRATION // size))]
 
 
 def arguments_of(inputs: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from onnx_ir.tape import Tape
 
 
+def initializer(name: str, array: np.ndarray) -> Value:
+    """A constant, to be registered in a graph."""
+    import onnx_ir
+
+    tensor = onnx_ir.tensor(array, name=name)
+    shape, kind = onnx_ir.Shape(array.shape), onnx_ir.TensorType(tensor.dtype)
+    return onnx_ir.Value(name=name, shape=shape, type=kind, const_value=tensor)
+
+
 def append_unpacked(tape: Tape, name: str, parameter: PackedParameter, dtype: Any) -> Value:
     """Append the nodes that compute the weights of a parameter, in a type that has its levels."""
     import onnx_ir
