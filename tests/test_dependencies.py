@@ -30,6 +30,7 @@ OPTIONAL = {
     "kernels/descent.py": "fast",
     "kernels/jit.py": "fast",
     "kernels/simplex.py": "fast",
+    "kernels/steps.py": "fast",
 }
 FILES = {
     name: path

@@ -76,7 +76,17 @@ def test_a_network_that_does_not_fit_is_refused_before_its_memory_is_touched(cap
 def test_levels_that_do_not_fit_are_refused(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(compute, "free_memory", lambda device: 10**7)
     levels = f"Labelling.levels = {[x / 100 for x in range(100)]}"
-    refused(capsys, "a labelling of", *CONFIG, "--out", tmp_path / "run", "--set", levels)
+    refused(
+        capsys,
+        "a labelling of",
+        *CONFIG,
+        "--out",
+        tmp_path / "run",
+        "--set",
+        levels,
+        "--set",
+        "Labelling.form = 'planes'",
+    )
 
 
 def test_more_levels_than_a_label_has_bits_for_are_refused():

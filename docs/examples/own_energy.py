@@ -48,7 +48,7 @@ def train(energy: mq.Energy, data: mq.Dataset) -> tuple[float, float]:
     torch.manual_seed(0)
     hidden = [nn.Linear(784, 100), nn.BatchNorm1d(100, affine=False), nn.ReLU()]
     model = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(100, 10))
-    labelling = mq.Labelling(model, levels=[-1, 0, 1])
+    labelling = mq.Labelling(model, levels=[-1, 0, 1], form="planes")  # labels have costs of their own
     beta = mq.Geometric(rho=1.15, interval=10)
     solver = mq.ProximalMeanField(labelling, lambda tensors: torch.optim.Adam(tensors, lr=0.005), beta, energy)
     batches = data.stream(100, seed=0)

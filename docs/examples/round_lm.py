@@ -8,6 +8,10 @@ weights are the float network. It calibrates on 64 windows of 512 tokens of the 
 the first 32,768 tokens of the second one. Embeddings, the head and the norms stay in float. Blocks are rounded one
 after the other, with a line for every layer; `--folder` keeps their answers, and the same command goes on from there
 after it was killed. The second form reads what the first one wrote.
+
+Expected output for SmolLM2-135M with --zero-point --windows 16 64, after a line for each of 210 layers and the report:
+
+    perplexity 62.40, ...
 """
 
 import argparse

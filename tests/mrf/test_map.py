@@ -200,7 +200,7 @@ def test_time_limits_hold_inside_an_iteration(part):
     random = torch.Generator().manual_seed(0)
     grid = nx.grid_2d_graph(30, 30)
     graph = potts(grid, torch.randn(900, 4, generator=random), torch.randn(grid.number_of_edges(), generator=random))
-    part(graph).run(1)  # compiled
+    part(graph).run(10**6, -1.0, seconds=0.3)  # compiled
     solver, begun = part(graph), time.perf_counter()
     result = solver.run(10**6, -1.0, seconds=0.3)
     assert result.reason == "time"
