@@ -38,6 +38,8 @@ class BranchAndBound(Solver):
         sweeps: of the dual ascent, at most.
     """
 
+    compiled = True
+
     def __init__(
         self,
         graph: FactorGraph,
@@ -96,7 +98,7 @@ class BranchAndBound(Solver):
         constant, labels = self.graph.constant, np.empty(len(self.graph), np.int64)
         limit = dual.energy + constant
         margin = PROVED * max(1.0, abs(limit)) / 2 if math.isfinite(limit) else 0.0
-        budget = min(self.budget, self._rate * max(0.0, self.deadline - time.perf_counter()) / 2)
+        budget = float(min(self.budget, self._rate * max(0.0, self.deadline - time.perf_counter()) / 2))
         began = time.perf_counter()
         self.complete, found, done = branch.search(
             field, dual.arrays.unary, unary, lam, total, limit, margin, budget, self._weight, self._liked, labels

@@ -38,6 +38,8 @@ class DualAscent(Solver):
         energy: of the best labelling so far.
     """
 
+    compiled = True
+
     def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None) -> None:
         super().__init__(graph, seed, start)
         self.arrays = Arrays(graph)

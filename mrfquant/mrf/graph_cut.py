@@ -33,6 +33,8 @@ class AlphaExpansion(Solver):
     Takes fields of factors of at most two variables.
     """
 
+    compiled = True
+
     def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None) -> None:
         super().__init__(graph, seed, start)
         largest = max((len(group.index) for group in graph.groups), default=0)

@@ -51,6 +51,8 @@ class LocalSearch(Solver):
         moves: of a walk, at most.
     """
 
+    compiled = True
+
     def __init__(
         self,
         graph: FactorGraph,

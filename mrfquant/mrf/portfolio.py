@@ -35,6 +35,8 @@ class Portfolio(Solver):
         patience: turns without a better labelling after which it ends; with a time limit it goes on to that.
     """
 
+    compiled = True
+
     def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, patience: Count = 20) -> None:
         super().__init__(graph, seed, start)
         self.patience = patience

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from mrfquant.mrf.pruning import possible_labels, restrict
 from mrfquant.mrf.solver import Result, Row, Solver
 
 SolverRecipe = Annotated[Callable[..., Solver], makes(Solver, "a solver of fields, as @BeliefPropagation")]
+
+TRIED = 8  # iterations after which every loop of a solver has been used
 
 
 @configurable(supplied=["graph", "evidence", "seed", "on_row", "trace"])
@@ -53,6 +56,8 @@ def solve(
         gives one, else the one with the best labelling; the labelling is the best of all runs,
         the bound on energies the best of all, the seconds are those of all.
     """
+    if seconds is not None:
+        _compile(solver)
     started = time.perf_counter()
     problem = _Reduced(graph, dict(evidence or {}))
     reduced = problem.graph
@@ -78,6 +83,15 @@ def solve(
         seconds=time.perf_counter() - started,
         bound=max(result.bound for result in results),
     )
+
+
+def _compile(solver: SolverRecipe) -> None:
+    """Use the loops of a solver once, on a small field: compiling them shall take none of the time of a large one."""
+    if solver(FactorGraph([2]), seed=0).compiled:
+        random = torch.Generator().manual_seed(0)
+        pairs = list(itertools.combinations(range(8), 2))  # so many that bounds prove nothing
+        costs = torch.randn(len(pairs), 3, 3, dtype=torch.float64, generator=random)
+        solver(FactorGraph([3] * 8, list(zip(pairs, costs, strict=True))), seed=0).run(TRIED, -1.0)
 
 
 class _Reduced:

@@ -93,6 +93,7 @@ class Solver(ABC):
     """
 
     direction: ClassVar[Direction | None] = None  # what `log_z` is
+    compiled: ClassVar[bool] = False  # whether it has loops that numba compiles when they are first used
 
     def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None) -> None:
         self.graph, self.start = graph, start
