@@ -117,6 +117,7 @@ class Trainer:
         self.seconds = 0.0  # spent in the loop, by this process and those it resumes
         self.best: dict[str, Any] | None = None  # its iteration, and the metric that chose it as val_<name>
         self._best_state: dict[str, Any] | None = None  # kept here only when there is no folder for it
+        self._best_scale: Tensor | None = None
         self._losses: list[Tensor] = []  # of the iterations since the last record
 
     def run(
@@ -261,6 +262,8 @@ class Trainer:
             if metric.better(found[metric.name], None if self.best is None else self.best[f"val_{metric.name}"]):
                 self.best = {"iteration": self.iteration, f"val_{metric.name}": found[metric.name]}
                 self._best_state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+                scale = self.inference.labelling.scale
+                self._best_scale = None if scale is None else scale.clone()
             for hook in self.hooks:
                 figures |= hook.evaluated(self) or {}
         assert self.best is not None
@@ -276,9 +279,10 @@ class Trainer:
         self.team.any(False, self.device)  # until the leader has written it
         assert self.best is not None
         if self.checkpoints:
-            self._best_state = self.checkpoints.best(self.best["iteration"], self.device)["model"]
+            saved = self.checkpoints.best(self.best["iteration"], self.device)
+            self._best_state, self._best_scale = saved["model"], saved["solution"]["scale"]
         assert self._best_state is not None
-        self.inference.labelling.check_on_levels(self._best_state)
+        self.inference.labelling.check_on_levels(self._best_state, self._best_scale)
         self.model.load_state_dict(self._best_state)
         figures = {f"test_{name}": value for name, value in self._evaluate("test").items()}
         chosen = f"val_{self.objective.chooses.name}"
