@@ -1,7 +1,8 @@
 """Energies: models of the expected loss around a labelling."""
 
 from mrfquant.energies.base import Energy
+from mrfquant.energies.cliques import CliquePotts
 from mrfquant.energies.pairwise import PairwiseEnergy
 from mrfquant.energies.taylor import FirstOrderTaylor
 
-__all__ = ["Energy", "FirstOrderTaylor", "PairwiseEnergy"]
+__all__ = ["CliquePotts", "Energy", "FirstOrderTaylor", "PairwiseEnergy"]
