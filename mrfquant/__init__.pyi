@@ -27,7 +27,12 @@ from .inference import (
 )
 
 # models of the loss, and the distribution that u stands for
-from .energies import Energy as Energy, FirstOrderTaylor as FirstOrderTaylor, PairwiseEnergy as PairwiseEnergy
+from .energies import (
+    Energy as Energy,
+    FirstOrderTaylor as FirstOrderTaylor,
+    PairwiseEnergy as PairwiseEnergy,
+    SumOf as SumOf,
+)
 from .inference.entropies import Entropy as Entropy, TreeEntropy as TreeEntropy
 
 # maps onto the simplex

@@ -2,6 +2,7 @@
 
 from mrfquant.energies.base import Energy
 from mrfquant.energies.pairwise import PairwiseEnergy
+from mrfquant.energies.sum import SumOf
 from mrfquant.energies.taylor import FirstOrderTaylor
 
-__all__ = ["Energy", "FirstOrderTaylor", "PairwiseEnergy"]
+__all__ = ["Energy", "FirstOrderTaylor", "PairwiseEnergy", "SumOf"]
