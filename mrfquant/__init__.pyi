@@ -27,7 +27,13 @@ from .inference import (
 )
 
 # models of the loss, and the distribution that u stands for
-from .energies import Energy as Energy, FirstOrderTaylor as FirstOrderTaylor, PairwiseEnergy as PairwiseEnergy
+from .energies import (
+    CliquePotts as CliquePotts,
+    Energy as Energy,
+    FirstOrderTaylor as FirstOrderTaylor,
+    PairwiseEnergy as PairwiseEnergy,
+    SumOf as SumOf,
+)
 from .inference.entropies import Entropy as Entropy, TreeEntropy as TreeEntropy
 
 # maps onto the simplex
@@ -83,7 +89,7 @@ from .training import Collector as Collector, Hook as Hook, Samples as Samples, 
 from .training.launch import launch as launch
 from .errors import BadInput as BadInput, BadSetting as BadSetting, RunFailed as RunFailed
 
-# rounding trained networks, packed networks
+# rounding trained networks, smaller networks, packed networks
 from .rounding import (
     LayerProblem as LayerProblem,
     Rounded as Rounded,
@@ -91,6 +97,7 @@ from .rounding import (
     RoundingSolver as RoundingSolver,
     round_network as round_network,
 )
+from .pruning import prune as prune
 from .packing import load as load, pack_model as pack_model
 
 # explicit fields and their solvers

@@ -3,6 +3,7 @@
 from mrfquant.energies.base import Energy
 from mrfquant.energies.cliques import CliquePotts
 from mrfquant.energies.pairwise import PairwiseEnergy
+from mrfquant.energies.sum import SumOf
 from mrfquant.energies.taylor import FirstOrderTaylor
 
-__all__ = ["CliquePotts", "Energy", "FirstOrderTaylor", "PairwiseEnergy"]
+__all__ = ["CliquePotts", "Energy", "FirstOrderTaylor", "PairwiseEnergy", "SumOf"]

@@ -51,11 +51,10 @@ def auxiliary_gradient(
         beta: the inverse temperature.
         line: of a block that is on one.
     """
-    g = energy.weight_gradient(block)
+    g = energy.weight_gradient(block) if energy.label_costs(block) is None else None
     if g is None and line is not None:
-        planes = line.planes(aux)
-        u = projection.planes(planes, beta)
-        return line.pulled(projection.planes_vjp(u, energy.gradient(block, u), beta, planes))
+        u = projection.planes(line.planes(aux), beta)
+        return projection.line_planes_vjp(u, energy.gradient(block, u), beta, aux, line)
     if g is None:
         vjp = projection.pair_vjp if block.is_pair else projection.planes_vjp
         return vjp(u, energy.gradient(block, u), beta, aux)
@@ -156,7 +155,7 @@ class ProjectedInference(Inference):
             u = self._planes[block.start] if block.start in self._planes else block.mean_of_weights()
             line = self._lines.get(block.start)
             return auxiliary_gradient(self.energy, self.projection_of(block), block, u, x, self.product_beta, line)
-        return self._on_variables(block, self.energy.gradient(block, self.marginals(block, x)))
+        return self._on_variables(block, x, self.energy.gradient(block, self.marginals(block, x)))
 
     def project(self, block: Block, x: Tensor) -> None:
         planes = self._planes.get(block.start)
@@ -176,6 +175,8 @@ class ProjectedInference(Inference):
 
     def step_at_once(self, block: Block, x: Tensor) -> bool:
         if not self._plain or block.start in self._planes or self.energy.weight_gradient(block) is not block.g:
+            return False
+        if self.energy.label_costs(block) is not None:
             return False
         tensors = [tensor for tensor in (x, block.g, block.w, block.scale) if tensor is not None]
         if not dispatch.usable(*tensors):
@@ -231,10 +232,10 @@ class ProjectedInference(Inference):
         assert isinstance(self.projection, Softmax)
         return self.entropy.projection(block, self.projection, self.energy)
 
-    def _on_variables(self, block: Block, g: Tensor) -> Tensor:
+    def _on_variables(self, block: Block, x: Tensor, g: Tensor) -> Tensor:
         """A gradient on u as one on variables that are moved without a Jacobian."""
         if (line := self._lines.get(block.start)) is not None:
-            return line.pulled(g)
+            return line.slope(x, self.marginals(block, x), g).div_(line.top)
         return g if block.is_pair else g.sub_(g.mean(0))
 
     def _u_of(self, block: Block, x: Tensor) -> Tensor:

@@ -114,11 +114,13 @@ class Labelling:
             raise BadSetting("Labelling.learn_scale", True, "False where there is no scale: set Labelling.scale")
         self.scales = self._scales(sets, scale, group_size, learn_scale)
         self.blocks: list[Block] = []
-        for (level_set, group), together in groupby(ordered, lambda n: (sets[n], self.group_of[n])):
+        for (level_set, group), names_in_it in groupby(ordered, lambda n: (sets[n], self.group_of[n])):
+            together = list(names_in_it)
             first, last = self.labelled.span_of(together)
             w, g = self.labelled.w[first:last], self.labelled.g[first:last]
             part = None if self.scale is None else self.scale[first:last]
-            self.blocks.append(Block(level_set, first, w, g, part, group, self.labelled.dtype, form))
+            sizes = tuple(trainable[n].numel() for n in together)
+            self.blocks.append(Block(level_set, first, w, g, part, group, self.labelled.dtype, form, sizes))
 
     def __len__(self) -> int:
         """The number of labelled variables."""

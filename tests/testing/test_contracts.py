@@ -11,7 +11,7 @@ import mrfquant.energies
 import mrfquant.inference
 import mrfquant.mrf
 import mrfquant.projections
-from mrfquant.energies import Energy, FirstOrderTaylor, PairwiseEnergy
+from mrfquant.energies import Energy, FirstOrderTaylor, PairwiseEnergy, SumOf
 from mrfquant.errors import BadInput
 from mrfquant.inference import (
     BinaryConnect,
@@ -181,6 +181,15 @@ class TestPairwiseEnergy(EnergyContract):
 
     def loss(self, model):
         return torch.nn.functional.cross_entropy(model(torch.randn(16, 6, dtype=torch.float64)), torch.arange(16) % 4)
+
+
+class TestSumOf(TestPairwiseEnergy):
+    part = SumOf
+    settings = {}
+
+    def make(self, labelling, **settings):
+        parts = [FirstOrderTaylor(), PairwiseEnergy(interval=1, samples=None)]
+        return SumOf(**{"energies": parts, "weights": [0.5, Geometric(rho=1.1)], **settings})
 
 
 class TestFactorGraphEnergy(EnergyContract):
