@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from mrfquant.labelling import Block, Labelling
 
 Part = TypeVar("Part", bound="Energy")
+
+
+class Means(Protocol):
+    """u of a block where it is a function of its mean, the weights w = u q, as on a line."""
+
+    def chance(self, label: int) -> Tensor:
+        """u of a label: (m,), a new tensor."""
+
+    def slope(self, label: int) -> Tensor:
+        """Its derivative with respect to w: (m,), a new tensor."""
 
 
 class Energy(ABC):
@@ -33,7 +43,7 @@ class Energy(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for short_cut in ("weight_gradient", "label_costs"):
+        for short_cut in ("weight_gradient", "label_costs", "mean_gradient"):
             if "gradient" in vars(cls) and short_cut not in vars(cls):
                 setattr(cls, short_cut, getattr(Energy, short_cut))  # the parent's does not fit it
 
@@ -75,6 +85,13 @@ class Energy(ABC):
         With it the gradient on u is that of the weights plus the costs, which takes no planes to say.
         """
         return None
+
+    def mean_gradient(self, block: Block, means: Means) -> Tensor | None:
+        """The gradient with respect to w (m,) of E^k where u is a function of w; None takes the way by `gradient`.
+
+        An energy that knows it, from the chances of a few labels, saves the solver the planes of all of them.
+        """
+        return self.weight_gradient(block) if self.label_costs(block) is None else None
 
     def values(self, block: Block, u: Tensor) -> dict[str, Tensor]:
         """The value by the name under which it is recorded; a sum of energies has one for each of them."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mrfquant.config.settings import Check, Count, configurable
-from mrfquant.energies.base import Energy
+from mrfquant.energies.base import Energy, Means
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling import Block, Labelling
 from mrfquant.labelling.flat import part_of
@@ -131,13 +131,19 @@ class CliquePotts(Energy):
             gradient[zero] = -slope
         return gradient
 
+    def mean_gradient(self, block: Block, means: Means) -> Tensor:
+        if not self._cliques[block.start]:
+            return torch.zeros_like(block.w)
+        zero = _zero(block)
+        return self._slope(block, means.chance(zero).neg_().add_(1)).mul_(means.slope(zero)).neg_()
+
     def _slope(self, block: Block, nonzero: Tensor) -> Tensor:
         """dE / ds (m,) for s (m,)."""
         slope = torch.zeros_like(nonzero)
         for cliques in self._cliques[block.start]:
             factors = self._factors(cliques, nonzero)
-            share = self._share(cliques) / self._top
-            cliques.write(slope, factors.prod(1, keepdim=True).mul_(share) / factors)
+            products = factors.prod(1, keepdim=True).mul_(self._share(cliques) / self._top)
+            cliques.write(slope, torch.div(products, factors, out=factors))
         return slope
 
     def _share(self, cliques: Cliques) -> float:
@@ -146,7 +152,7 @@ class CliquePotts(Energy):
 
     def _factors(self, cliques: Cliques, nonzero: Tensor) -> Tensor:
         """1 - (1 - a) s: (count, size)."""
-        return 1 - self._share(cliques) * cliques.read(nonzero)
+        return (cliques.read(nonzero) * -self._share(cliques)).add_(1)
 
     def _names(self, labelling: Labelling) -> list[str]:
         labelled = labelling.labelled

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from mrfquant.config.settings import configurable
-from mrfquant.energies.base import Energy, Part
+from mrfquant.energies.base import Energy, Means, Part
 from mrfquant.errors import BadSetting
 from mrfquant.labelling import Block, Labelling
 from mrfquant.schedules import Schedule
@@ -79,6 +79,10 @@ class SumOf(Energy):
 
     def label_costs(self, block: Block) -> Tensor | None:
         return None if (parts := self._linear(block)) is None else _sum((weight, costs) for weight, _, costs in parts)
+
+    def mean_gradient(self, block: Block, means: Means) -> Tensor | None:
+        terms = [energy.mean_gradient(block, means) for energy in self.energies]
+        return None if any(term is None for term in terms) else self._weighted(term for term in terms)
 
     def _linear(self, block: Block) -> list[tuple[float, Tensor | None, Tensor | None]] | None:
         """Weight, gradient on the weights and costs of labels of each energy; None if one of them is more than that."""
