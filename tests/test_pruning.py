@@ -62,7 +62,7 @@ def test_the_smaller_network_has_the_same_outputs(name, share):
     before = copy.deepcopy(model.state_dict())
     pruned = mq.prune(model)
     check_same(model, pruned, shape)
-    assert size(pruned) < size(model) * (0.8 if name.endswith("ResNet") else 0.5)
+    assert size(pruned) < size(model) * (0.85 if name.endswith("ResNet") else 0.6)
     assert type(pruned) is type(model)
     assert list(pruned.state_dict()) >= list(before)  # some biases may be new
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -170,8 +170,9 @@ def test_a_network_of_a_solver_is_pruned_when_it_is_finalized():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
     energy = mq.SumOf([mq.FirstOrderTaylor(), mq.CliquePotts()], [1.0, 100.0])
-    solver = mq.ProximalMeanField(mq.Labelling(model, [-1, 0, 1]), lambda p: torch.optim.SGD(p, lr=0.1), energy=energy)
-    for _ in range(400):
+    solver = mq.ProximalMeanField(mq.Labelling(model, [-1, 0, 1]), lambda p: torch.optim.Adam(p, lr=0.1), energy=energy)
+    solver.prepare(200)
+    for _ in range(200):
         model(torch.ones(1, 8)).sum().backward()
         solver.step()
     pruned = mq.prune(solver.finalize())

@@ -16,11 +16,9 @@ Part = TypeVar("Part", bound="Energy")
 class Means(Protocol):
     """u of a block where it is a function of its mean, the weights w = u q, as on a line."""
 
-    def chance(self, label: int) -> Tensor:
-        """u of a label: (m,), a new tensor."""
-
-    def slope(self, label: int) -> Tensor:
-        """Its derivative with respect to w: (m,), a new tensor."""
+    def chance(self, label: int) -> tuple[Tensor, Tensor]:
+        """u of a label, and its derivative with respect to w: (m,) each, which may be overwritten; so does the next
+        call."""
 
 
 class Energy(ABC):

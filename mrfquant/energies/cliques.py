@@ -45,9 +45,10 @@ class Cliques:
         return self._view(of).reshape(self.count, -1)
 
     def write(self, to: Tensor, rows: Tensor) -> None:
-        """Put (count, size) into the weight's part of a block's vector (m,)."""
+        """Put (count, size) into the weight's part of a block's vector (m,), unless they are a view of it."""
         view = self._view(to)
-        view.copy_(rows.reshape(view.shape))
+        if rows.data_ptr() != view.data_ptr():
+            view.copy_(rows.reshape(view.shape))
 
     def _view(self, of: Tensor) -> Tensor:
         return part_of(of, self.weight, self.start).movedim(self.axis, 0)
@@ -65,8 +66,8 @@ class CliquePotts(Energy):
     Under the factorised u the expectation is exact and takes one product over the clique. With a = exp(-1 / (n
     softness)), exp(-K / (n softness)) is a^K, a product over the weights, and they are independent:
 
-        E_u[a^K] = P = prod_j (1 - (1 - a) s_j),    s_j = 1 - u_j:0,
-        dE / ds_j = (1 - a) P / (1 - (1 - a) s_j) / (1 - exp(-1 / softness)).
+        E_u[a^K] = P = prod_j (a + (1 - a) u_j:0),
+        dE / du_j:0 = -(1 - a) P / (a + (1 - a) u_j:0) / (1 - exp(-1 / softness)).
 
     P is at least exp(-1 / softness), however large the clique. Of P^n-Potts itself the expectation is 1 - prod_j u_j:0
     and the gradient prod_{i ≠ j} u_i:0: for hundreds of undecided weights both are beyond floats, and nothing would
@@ -113,46 +114,52 @@ class CliquePotts(Energy):
                 )
             start = labelling.labelled.spans[name][0] - block.start
             self._cliques[block.start].append(Cliques(weight, start, axis, weight.shape[axis] // self.channels))
+        for found in self._cliques.values():
+            found.sort(key=lambda cliques: cliques.start)
 
     def value(self, block: Block, u: Tensor) -> Tensor:
         if not self._cliques[block.start]:
             return u.new_zeros(())
-        nonzero = 1 - block.probabilities(u)[_zero(block)]
-        costs = [(1 - self._factors(cliques, nonzero).prod(1)).sum() for cliques in self._cliques[block.start]]
-        return torch.stack(costs).sum() / self._top
+        zero = block.probabilities(u)[_zero(block)]
+        costs = [1 - self._factors(cliques, zero.clone()).prod(1) for cliques in self._cliques[block.start]]
+        return torch.cat(costs).sum() / self._top
 
     def gradient(self, block: Block, u: Tensor) -> Tensor:
         gradient = torch.zeros_like(u)
         if self._cliques[block.start]:
-            zero = _zero(block)
-            slope = self._slope(block, 1 - block.probabilities(u)[zero])
+            label = _zero(block)
+            slope = self._slope(block, block.probabilities(u)[label].clone())
             if block.is_pair:
-                return slope.mul_(-0.5 if zero else 0.5)
-            gradient[zero] = -slope
+                return slope.mul_(0.5 if label else -0.5)
+            gradient[label] = slope
         return gradient
 
     def mean_gradient(self, block: Block, means: Means) -> Tensor:
         if not self._cliques[block.start]:
             return torch.zeros_like(block.w)
-        zero = _zero(block)
-        return self._slope(block, means.chance(zero).neg_().add_(1)).mul_(means.slope(zero)).neg_()
+        chance, slope = means.chance(_zero(block))
+        return self._slope(block, chance).mul_(slope)
 
-    def _slope(self, block: Block, nonzero: Tensor) -> Tensor:
-        """dE / ds (m,) for s (m,)."""
-        slope = torch.zeros_like(nonzero)
+    def _slope(self, block: Block, zero: Tensor) -> Tensor:
+        """dE / du_0 (m,) for u_0 (m,), in its place."""
+        end = 0
         for cliques in self._cliques[block.start]:
-            factors = self._factors(cliques, nonzero)
-            products = factors.prod(1, keepdim=True).mul_(self._share(cliques) / self._top)
-            cliques.write(slope, torch.div(products, factors, out=factors))
-        return slope
+            zero[end : cliques.start] = 0
+            end = cliques.start + cliques.weight.numel()
+            factors = self._factors(cliques, zero)
+            products = factors.prod(1, keepdim=True).mul_(-self._share(cliques) / self._top)
+            cliques.write(zero, torch.div(products, factors, out=factors))
+        zero[end:] = 0
+        return zero
 
     def _share(self, cliques: Cliques) -> float:
         """1 - a."""
         return -math.expm1(-1 / (cliques.size * self.softness))
 
-    def _factors(self, cliques: Cliques, nonzero: Tensor) -> Tensor:
-        """1 - (1 - a) s: (count, size)."""
-        return (cliques.read(nonzero) * -self._share(cliques)).add_(1)
+    def _factors(self, cliques: Cliques, zero: Tensor) -> Tensor:
+        """a + (1 - a) u_0: (count, size), in the place of u_0 (m,) if it can be."""
+        rows, share = cliques.read(zero), self._share(cliques)
+        return torch.add(rows.new_tensor(1 - share), rows, alpha=share, out=rows)
 
     def _names(self, labelling: Labelling) -> list[str]:
         labelled = labelling.labelled

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mrfquant.config.settings import configurable
@@ -81,8 +82,16 @@ class SumOf(Energy):
         return None if (parts := self._linear(block)) is None else _sum((weight, costs) for weight, _, costs in parts)
 
     def mean_gradient(self, block: Block, means: Means) -> Tensor | None:
-        terms = [energy.mean_gradient(block, means) for energy in self.energies]
-        return None if any(term is None for term in terms) else self._weighted(term for term in terms)
+        total = None
+        for number, energy in enumerate(self.energies):
+            if (term := energy.mean_gradient(block, means)) is None:
+                return None
+            weight = self.weight(number)
+            if total is None:
+                total = term if weight == 1 else term * weight
+            else:  # in the place of the term, which may be overwritten unless it is the block's
+                total = torch.add(total, term, alpha=weight, out=None if term is block.g else term)
+        return total
 
     def _linear(self, block: Block) -> list[tuple[float, Tensor | None, Tensor | None]] | None:
         """Weight, gradient on the weights and costs of labels of each energy; None if one of them is more than that."""

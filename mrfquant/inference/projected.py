@@ -129,6 +129,8 @@ class ProjectedInference(Inference):
         several = [block for block in labelling.blocks if not block.is_pair]
         on_line = [block for block in several if auxiliary and block.form == "line"]
         self._lines = {b.start: Line(b.q, self.spacing(b, labelling.start, beta(0, None))) for b in on_line}
+        ternary = [block for block in on_line if self._lines[block.start].levels == EVEN]
+        self._ternary = {block.start: TernaryMeans(block, self._lines[block.start]) for block in ternary}
         # u of every block that is kept as planes; a pair's u can be read off the weights, that of a line is computed
         # where it is asked for. The gradient is built in its place, since u is not needed any more once it is known.
         self._planes = {b.start: b.w.new_empty(b.d, b.m) for b in several if b.start not in self._lines}
@@ -205,10 +207,11 @@ class ProjectedInference(Inference):
 
     def _means(self, block: Block) -> Means | None:
         """u as a function of the weights, where there is a fast way from one to the other."""
-        line = self._lines.get(block.start)
-        if line is None or line.levels != EVEN or self.entropy is not None or type(self.projection) is not Softmax:
+        if self.entropy is not None or type(self.projection) is not Softmax:
             return None
-        return TernaryMeans(block, line, self.beta)
+        if (means := self._ternary.get(block.start)) is not None:
+            means.beta = self.beta
+        return means
 
     @property
     def _plain(self) -> bool:

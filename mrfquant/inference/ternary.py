@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
 
+import torch
 from torch import Tensor
 
+from mrfquant.kernels import dispatch
 from mrfquant.labelling import Block
 from mrfquant.projections import Line
 
@@ -20,44 +21,37 @@ class TernaryMeans:
     Let s = u_1 + u_3 be the probability of the outer levels; t = u_3 - u_1. On the line u_1 u_3 = k² u_2² for k =
     exp(-2 beta spacing), so with A = 4 k²
 
-        s² - t² = A (1 - s)²,    s = (t² + A) / (A + r),    ds / dt = t / r,    r = sqrt(A + (1 - A) t²).
+        s² - t² = A (1 - s)²,    r = sqrt(A + (1 - A) t²),    s = (t² + A) / (r + A),    ds / dt = t / r,
 
-    As beta grows, A goes to 0 and s to abs(t). One root is all that a weight takes.
+    and u_2 = 1 - s = (1 - r) / (1 - A). As beta grows, A goes to 0 and s to abs(t). A weight takes one root.
 
     Args:
         block: whose weights are on the line.
         line: of its levels.
+
+    Attributes:
         beta: the inverse temperature that the weights were computed with.
     """
 
-    def __init__(self, block: Block, line: Line, beta: float) -> None:
-        self.block, self.a = block, max(4 * math.exp(-4 * beta * line.spacing), SMALLEST)
+    def __init__(self, block: Block, line: Line) -> None:
+        self.block, self.spacing, self.beta = block, line.spacing, 1.0
+        self._places: tuple[Tensor, Tensor] | None = None  # kept: new memory costs more time than what is written to it
 
-    @cached_property
-    def t(self) -> Tensor:
-        """The mean (m,)."""
-        return self.block.mean_of_weights()
-
-    @cached_property
-    def r(self) -> Tensor:
-        """The root (m,)."""
-        return self.t.square().mul_(1 - self.a).add_(self.a).sqrt_()
-
-    def chance(self, label: int) -> Tensor:
-        outer = self._outer()
-        if label == 1:
-            return outer.neg_().add_(1)
-        return outer.add_(self.t, alpha=label - 1).div_(2)
-
-    def slope(self, label: int) -> Tensor:
-        slope = self.t / self.r
-        slope = slope.neg_() if label == 1 else slope.add_(label - 1).div_(2)
+    def chance(self, label: int) -> tuple[Tensor, Tensor]:
+        self._places = self._places or (torch.empty_like(self.block.w), torch.empty_like(self.block.w))
+        chance, slope = self._places
+        t, a = self.block.mean_of_weights(), max(4 * math.exp(-4 * self.beta * self.spacing), SMALLEST)
+        far = abs(1 - a) > 0.1  # from where 1 - A is no divisor
+        if far and dispatch.usable(t, chance, slope):
+            dispatch.ternary_middle(t, a, chance, slope)
+        else:
+            r = (t * t * (1 - a)).add_(a).sqrt_()
+            torch.div(t, r, out=slope).neg_()
+            torch.div(1 - r if far else r - t * t, 1 - a if far else r + a, out=chance)
+        if label != 1:  # u_1 and u_3 are (s - t) / 2 and (s + t) / 2
+            side = label - 1
+            chance.neg_().add_(1).add_(t, alpha=side).div_(2)
+            slope.neg_().add_(side).div_(2)
         if self.block.levels.half_gap != 1:
             slope.div_(self.block.levels.half_gap)
-        return slope if self.block.scale is None else slope.div_(self.block.scale)
-
-    def _outer(self) -> Tensor:
-        """s (m,)."""
-        if abs(1 - self.a) > 0.1:
-            return (self.r - self.a).div_(1 - self.a)  # the same, without t
-        return self.t.square().add_(self.a).div_(self.r + self.a)
+        return chance, slope if self.block.scale is None else slope.div_(self.block.scale)

@@ -42,14 +42,10 @@ def _problem(network, levels, scale="none", **settings):
     return model, energy, block, torch.rand(block.d, block.m, dtype=torch.float64).softmax(0)
 
 
-def _cliques(model, labelling_start, axis, channels):
-    """The places of the weights of every clique, by the network's own indices."""
-    numbers = torch.zeros(sum(p.numel() for p in model.parameters()))
-    weight = model.weight
-    places = torch.arange(weight.numel()).as_strided(weight.shape, weight.stride())
-    assert len(numbers) >= weight.numel()
-    slices = places.unbind(axis)
-    return [torch.stack(slices[i : i + channels]).flatten() + labelling_start for i in range(0, len(slices), channels)]
+def _cliques(weight, axis, channels):
+    """The places of the weights of every clique in the block, which begins with them."""
+    slices = torch.arange(weight.numel()).as_strided(weight.shape, weight.stride()).unbind(axis)
+    return [torch.stack(slices[i : i + channels]).flatten() for i in range(0, len(slices), channels)]
 
 
 def _form(block, probabilities):
@@ -153,5 +149,5 @@ def test_what_cannot_be_is_refused_in_one_sentence(levels, settings, words):
 def test_a_pattern_without_a_list_and_no_softness_are_refused():
     with pytest.raises(BadSetting, match="a list of patterns"):
         CliquePotts(layers="0.weight")
-    with pytest.raises(BadSetting, match=r"CliquePotts.softness is 0.0, expected a finite number of at least 0.02"):
+    with pytest.raises(BadSetting, match=r"CliquePotts.softness = 0.0, expected a finite number of at least 0.02"):
         CliquePotts(softness=0.0)
