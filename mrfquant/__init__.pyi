@@ -33,6 +33,11 @@ from .energies import (
     FirstOrderTaylor as FirstOrderTaylor,
     PairwiseEnergy as PairwiseEnergy,
     SumOf as SumOf,
+    Prior as Prior,
+    LabelPrior as LabelPrior,
+    CodeLength as CodeLength,
+    TargetHistogram as TargetHistogram,
+    FlipNoise as FlipNoise,
 )
 from .inference.entropies import Entropy as Entropy, TreeEntropy as TreeEntropy
 

@@ -3,7 +3,19 @@
 from mrfquant.energies.base import Energy
 from mrfquant.energies.cliques import CliquePotts
 from mrfquant.energies.pairwise import PairwiseEnergy
+from mrfquant.energies.priors import CodeLength, FlipNoise, LabelPrior, Prior, TargetHistogram
 from mrfquant.energies.sum import SumOf
 from mrfquant.energies.taylor import FirstOrderTaylor
 
-__all__ = ["CliquePotts", "Energy", "FirstOrderTaylor", "PairwiseEnergy", "SumOf"]
+__all__ = [
+    "CliquePotts",
+    "CodeLength",
+    "Energy",
+    "FirstOrderTaylor",
+    "FlipNoise",
+    "LabelPrior",
+    "PairwiseEnergy",
+    "Prior",
+    "SumOf",
+    "TargetHistogram",
+]
