@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from mrfquant.config.settings import Check, Count, configurable
 from mrfquant.energies.base import Energy, Means
-from mrfquant.errors import BadInput, BadSetting
+from mrfquant.errors import BadInput
 from mrfquant.labelling import Block, Labelling
 from mrfquant.labelling.flat import part_of
 
@@ -80,8 +79,9 @@ class CliquePotts(Energy):
         softness: the share of weights different from 0 at which the cost levels off.
         cliques: 'outputs' are the weights that compute a channel, 'inputs' those that read one.
         channels: neighbouring channels that form one clique, such as the outputs of an attention head.
-        layers: patterns of the names of weights with cliques; by default all labelled parameters of two or more
-            dimensions but the last, whose outputs are the network's (for inputs all but the first).
+        which: the weights with cliques: patterns of names, or what `Labelling.which` takes; of these the parameters of
+            two or more dimensions. By default all but the last, whose outputs are the network's; for inputs all but
+            the first.
     """
 
     def __init__(
@@ -89,11 +89,9 @@ class CliquePotts(Energy):
         softness: Softness = 0.25,
         cliques: Literal["outputs", "inputs"] = "outputs",
         channels: Count = 1,
-        layers: Sequence[str] | None = None,
+        which: str | Sequence[str] | Callable[..., Any] | None = None,
     ) -> None:
-        if isinstance(layers, str):
-            raise BadSetting("CliquePotts.layers", layers, f"a list of patterns, as [{layers!r}]")
-        self.softness, self.cliques, self.channels, self.layers = softness, cliques, channels, layers
+        self.softness, self.cliques, self.channels, self.which = softness, cliques, channels, which
         self._cliques: dict[int, list[Cliques]] = {}  # by the start of a block
         self._top = -math.expm1(-1 / softness)
 
@@ -105,12 +103,12 @@ class CliquePotts(Energy):
             if 0 not in block.levels.values:
                 raise BadInput(
                     f"CliquePotts draws channels to 0, and {name} has the levels {list(block.levels.values)}: add 0 "
-                    "to Labelling.levels, or leave the weight out of CliquePotts.layers"
+                    "to Labelling.levels, or leave the weight out of CliquePotts.which"
                 )
             if weight.shape[axis] % self.channels:
                 raise BadInput(
                     f"CliquePotts.channels = {self.channels} does not divide the {weight.shape[axis]} {self.cliques} "
-                    f"of {name}: choose a divisor, or leave the weight out of CliquePotts.layers"
+                    f"of {name}: choose a divisor, or leave the weight out of CliquePotts.which"
                 )
             start = labelling.labelled.spans[name][0] - block.start
             self._cliques[block.start].append(Cliques(weight, start, axis, weight.shape[axis] // self.channels))
@@ -165,18 +163,13 @@ class CliquePotts(Energy):
         labelled = labelling.labelled
         names = [name for name, _ in labelling.model.named_parameters() if name in labelled.spans]
         wide = [name for name in names if labelled.parameter(name).dim() > 1]
-        if self.layers is None:
+        if self.which is None:
             chosen = wide[:-1] if self.cliques == "outputs" else wide[1:]
         else:
-            idle = next((p for p in self.layers if not any(fnmatchcase(name, p) for name in wide)), None)
-            if idle is not None:
-                raise BadInput(
-                    f"the pattern {idle!r} of CliquePotts.layers fits no labelled weight of two or more dimensions; "
-                    f"there are {', '.join(wide) or 'none'}"
-                )
-            chosen = [name for name in wide if any(fnmatchcase(name, p) for p in self.layers)]
+            selected = labelling.select(self.which, "CliquePotts.which")
+            chosen = [name for name in wide if name in selected]
         if not chosen:
-            raise BadInput("CliquePotts finds no labelled weight with channels to remove: set CliquePotts.layers")
+            raise BadInput("CliquePotts finds no labelled weight with channels to remove: set CliquePotts.which")
         return chosen
 
 

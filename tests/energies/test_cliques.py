@@ -22,13 +22,13 @@ NETWORKS = {
 
 class TestCliquePotts(EnergyContract):
     part = CliquePotts
-    settings = {"softness": 0.3, "layers": ["*"]}
+    settings = {"softness": 0.3, "which": ["*"]}
     level_sets = ((0, 1), (-1, 0, 1), (-2, -1, 0, 2))
 
 
 class TestCliquesOfInputs(EnergyContract):
     part = CliquePotts
-    settings = {"cliques": "inputs", "layers": ["*"]}
+    settings = {"cliques": "inputs", "which": ["*"]}
     level_sets = ((-1, 0), (-1, 0, 1))
 
 
@@ -36,7 +36,7 @@ def _problem(network, levels, scale="none", **settings):
     torch.manual_seed(0)
     model = network().double()
     labelling = Labelling(model, levels, scale=scale)
-    energy = CliquePotts(layers=["*"], **settings)
+    energy = CliquePotts(which=["*"], **settings)
     energy.attach(labelling)
     (block,) = labelling.blocks
     return model, energy, block, torch.rand(block.d, block.m, dtype=torch.float64).softmax(0)
@@ -102,7 +102,7 @@ def test_a_small_softness_is_the_potts_potential_and_a_large_one_a_cost_of_each_
 def test_large_cliques_of_undecided_weights_have_a_gradient_in_float32():
     torch.manual_seed(0)
     labelling = Labelling(nn.Linear(5000, 2, bias=False), [-1, 0, 1])
-    energy = CliquePotts(softness=0.02, layers=["*"])
+    energy = CliquePotts(softness=0.02, which=["*"])
     energy.attach(labelling)
     (block,) = labelling.blocks
     u = torch.full((3, block.m), 1 / 3)
@@ -136,8 +136,8 @@ def test_blocks_without_cliques_cost_nothing():
     [
         ([-1, 1], {}, "add 0 to Labelling.levels"),
         ([-1, 0, 1], {"channels": 3}, "does not divide the 4 outputs of 0.weight"),
-        ([-1, 0, 1], {"layers": ["conv*"]}, "fits no labelled weight"),
-        ([-1, 0, 1], {"layers": []}, "finds no labelled weight"),
+        ([-1, 0, 1], {"which": ["conv*"]}, "fits no labelled parameter"),
+        ([-1, 0, 1], {"which": ["*.bias"]}, "finds no labelled weight"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(levels, settings, words):
@@ -146,8 +146,6 @@ def test_what_cannot_be_is_refused_in_one_sentence(levels, settings, words):
         CliquePotts(**settings).attach(labelling)
 
 
-def test_a_pattern_without_a_list_and_no_softness_are_refused():
-    with pytest.raises(BadSetting, match="a list of patterns"):
-        CliquePotts(layers="0.weight")
+def test_no_softness_is_refused():
     with pytest.raises(BadSetting, match=r"CliquePotts.softness = 0.0, expected a finite number of at least 0.02"):
         CliquePotts(softness=0.0)

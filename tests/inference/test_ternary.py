@@ -102,7 +102,7 @@ def test_the_step_in_one_pass_leads_where_the_others_do(monkeypatch):
 def test_without_a_loss_whole_channels_go_to_0(kind, form, levels):
     torch.manual_seed(0)
     labelling = Labelling(network().double(), levels, form=form)
-    solver = kind(labelling, lambda p: torch.optim.SGD(p, lr=3.0), energy=CliquePotts(layers=["0.weight"]))
+    solver = kind(labelling, lambda p: torch.optim.SGD(p, lr=3.0), energy=CliquePotts(which=["0.weight"]))
     before = (labelling.labelled.w[:600] == 0).double().mean()
     for _ in range(400):
         solver.step()
