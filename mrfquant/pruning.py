@@ -105,20 +105,19 @@ class Reader:
         added = self.by_channel().sum(2) @ values
         if added.any():
             bias = self.layer.bias
-            self.layer.bias = nn.Parameter(added if bias is None else bias + added)
+            _replace(self.layer, "bias", added if bias is None else bias + added)
 
     def carry(self, values: Tensor, carrier: int) -> None:
         """Let one channel, of the value values[carrier], do what channels of the values (c,) do, 0 for the others."""
         weight = self.layer.weight.clone()
         weight[:, carrier] = torch.tensordot(weight, values / values[carrier], ([1], [0]))
-        self.layer.weight = nn.Parameter(weight)
+        _replace(self.layer, "weight", weight)
 
     def keep(self, kept: Tensor) -> None:
         """Read the channels of these numbers only."""
-        weight = self.layer.weight
-        parts = weight.unflatten(1, (-1, self.columns)).index_select(1, kept)
-        self.layer.weight = nn.Parameter(parts.flatten(1, 2))
-        _resize(self.layer, "in", self.layer.weight.shape[1])
+        parts = self.layer.weight.unflatten(1, (-1, self.columns)).index_select(1, kept)
+        _replace(self.layer, "weight", parts.flatten(1, 2))
+        _resize(self.layer, "in", len(kept) * self.columns)
 
 
 @dataclass
@@ -126,20 +125,17 @@ class Route:
     """A layer and where its outputs go, if all of them go to layers that read them channel by channel."""
 
     layer: Layer
-    norms: list[nn.Module] = field(default_factory=list)
+    norms: list[Any] = field(default_factory=list)
     readers: list[Reader] = field(default_factory=list)
 
     def keep(self, kept: Tensor) -> None:
         """Keep the channels of these numbers only."""
-        self.layer.weight = nn.Parameter(self.layer.weight.index_select(0, kept))
-        if self.layer.bias is not None:
-            self.layer.bias = nn.Parameter(self.layer.bias.index_select(0, kept))
+        for module in (self.layer, *self.norms):
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                if tensor.dim():  # not the number of batches
+                    _replace(module, name, tensor.index_select(0, kept))
         _resize(self.layer, "out", len(kept))
         for norm in self.norms:
-            for name, tensor in [*norm.named_parameters(), *norm.named_buffers()]:
-                if tensor.dim():  # not the number of batches
-                    part = tensor.index_select(0, kept)
-                    setattr(norm, name, nn.Parameter(part) if isinstance(tensor, nn.Parameter) else part)
             norm.num_features = len(kept)
         for reader in self.readers:
             reader.keep(kept)
@@ -280,12 +276,16 @@ def _flattens(node: fx.Node, module: nn.Module | None) -> bool:
 def _averages(node: fx.Node) -> bool:
     """Whether it is the mean over all pixels of a channel."""
     given = (*node.args[1:], *node.kwargs.values())
-    return (
-        node.target in (torch.mean, "mean")
-        and len(given) == 1
-        and tuple(given[0]) in ((2, 3), (-2, -1), (3, 2), (-1, -2))
-    )
+    return node.target in (torch.mean, "mean") and given in (((2, 3),), ([2, 3],), ((-2, -1),), ([-2, -1],))
 
 
 def _resize(layer: Layer, side: str, count: int) -> None:
     setattr(layer, f"{side}_{'features' if isinstance(layer, nn.Linear) else 'channels'}", count)
+
+
+def _replace(module: nn.Module, name: str, value: Tensor) -> None:
+    """Another value of a parameter or buffer, trained like the one before it."""
+    before = getattr(module, name)
+    is_buffer = name in dict(module.named_buffers())
+    trained = module.weight.requires_grad if before is None else before.requires_grad
+    setattr(module, name, value if is_buffer else nn.Parameter(value, requires_grad=bool(trained)))

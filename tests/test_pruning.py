@@ -170,7 +170,9 @@ def test_a_network_of_a_solver_is_pruned_when_it_is_finalized():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
     energy = mq.SumOf([mq.FirstOrderTaylor(), mq.CliquePotts()], [1.0, 100.0])
-    solver = mq.ProximalMeanField(mq.Labelling(model, [-1, 0, 1]), lambda p: torch.optim.Adam(p, lr=0.1), energy=energy)
+    solver = mq.ProximalMeanField(
+        mq.Labelling(model, [-1, 0, 1]), lambda p: torch.optim.Adam(p, lr=0.005), energy=energy
+    )
     solver.prepare(200)
     for _ in range(200):
         model(torch.ones(1, 8)).sum().backward()
