@@ -17,8 +17,7 @@ class Means(Protocol):
     """u of a block where it is a function of its mean, the weights w = u q, as on a line."""
 
     def chance(self, label: int) -> tuple[Tensor, Tensor]:
-        """u of a label, and its derivative with respect to w: (m,) each, which may be overwritten; so does the next
-        call."""
+        """u of a label, and its derivative with respect to w: (m,) each, which may be overwritten."""
 
 
 class Energy(ABC):
@@ -89,7 +88,11 @@ class Energy(ABC):
 
         An energy that knows it, from the chances of a few labels, saves the solver the planes of all of them.
         """
-        return self.weight_gradient(block) if self.label_costs(block) is None else None
+        total, costs = self.weight_gradient(block), self.label_costs(block)
+        for label in range(0 if costs is None else block.d):
+            term = means.chance(label)[1].mul_(block.each(costs[:, label]))
+            total = term if total is None else term.add_(total)
+        return total
 
     def values(self, block: Block, u: Tensor) -> dict[str, Tensor]:
         """The value by the name under which it is recorded; a sum of energies has one for each of them."""

@@ -75,9 +75,8 @@ def auxiliary_gradient(
 
 def weight_gradient(energy: Energy, block: Block, means: Means | None) -> Tensor | None:
     """The gradient of all of E^k with respect to the weights (m,), if there is one; it may be overwritten."""
-    if means is not None:
-        return energy.mean_gradient(block, means)
-    return energy.weight_gradient(block) if energy.label_costs(block) is None else None
+    g = energy.weight_gradient(block) if energy.label_costs(block) is None else None
+    return energy.mean_gradient(block, means) if g is None and means is not None else g
 
 
 class DefaultAnnealing(Schedule):
@@ -209,9 +208,8 @@ class ProjectedInference(Inference):
         """u as a function of the weights, where there is a fast way from one to the other."""
         if self.entropy is not None or type(self.projection) is not Softmax:
             return None
-        if (means := self._ternary.get(block.start)) is not None:
-            means.beta = self.beta
-        return means
+        means = self._ternary.get(block.start)
+        return None if means is None else means.at(self.beta)
 
     @property
     def _plain(self) -> bool:

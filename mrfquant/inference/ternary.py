@@ -28,19 +28,23 @@ class TernaryMeans:
     Args:
         block: whose weights are on the line.
         line: of its levels.
-
-    Attributes:
-        beta: the inverse temperature that the weights were computed with.
     """
 
     def __init__(self, block: Block, line: Line) -> None:
-        self.block, self.spacing, self.beta = block, line.spacing, 1.0
-        self._places: tuple[Tensor, Tensor] | None = None  # kept: new memory costs more time than what is written to it
+        self.block, self.spacing = block, line.spacing
+        self._places: list[tuple[Tensor, Tensor]] = []  # kept: new memory takes more time than what is written to it
+
+    def at(self, beta: float) -> TernaryMeans:
+        """The same for weights that were computed with this beta; what was given out before may be overwritten."""
+        self.a, self._given = max(4 * math.exp(-4 * beta * self.spacing), SMALLEST), 0
+        return self
 
     def chance(self, label: int) -> tuple[Tensor, Tensor]:
-        self._places = self._places or (torch.empty_like(self.block.w), torch.empty_like(self.block.w))
-        chance, slope = self._places
-        t, a = self.block.mean_of_weights(), max(4 * math.exp(-4 * self.beta * self.spacing), SMALLEST)
+        if self._given == len(self._places):
+            self._places.append((torch.empty_like(self.block.w), torch.empty_like(self.block.w)))
+        chance, slope = self._places[self._given]
+        self._given += 1
+        t, a = self.block.mean_of_weights(), self.a
         far = abs(1 - a) > 0.1  # from where 1 - A is no divisor
         if far and dispatch.usable(t, chance, slope):
             dispatch.ternary_middle(t, a, chance, slope)

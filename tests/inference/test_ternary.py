@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mrfquant.energies import CliquePotts, FirstOrderTaylor, SumOf
+from mrfquant.energies import CliquePotts, FirstOrderTaylor, LabelPrior, SumOf
 from mrfquant.inference import MirrorDescent, ProximalICM, ProximalMeanField
 from mrfquant.inference.ternary import TernaryMeans
 from mrfquant.labelling import Labelling
@@ -30,8 +30,7 @@ def test_chances_are_those_of_the_planes_and_slopes_their_derivatives(levels, sc
     block.write(u.detach())
     mean = block.q @ u if block.scale is None else (block.q @ u) * block.scale
     (along,) = torch.autograd.grad(mean.sum(), a, retain_graph=True)
-    means = TernaryMeans(block, line)
-    means.beta = beta
+    means = TernaryMeans(block, line).at(beta)
     seen = along.abs() > 1e-7  # further out a quotient of derivatives says nothing
     for label in range(3):
         (derivative,) = torch.autograd.grad(u[label].sum(), a, retain_graph=True)
@@ -43,15 +42,14 @@ def test_chances_are_those_of_the_planes_and_slopes_their_derivatives(levels, sc
 def test_decided_weights_have_the_slope_towards_the_middle():
     (block,) = Labelling(nn.Linear(3, 1, bias=False), [-1, 0, 1]).blocks
     block.w.copy_(torch.tensor([-1.0, 0.0, 1.0]))
-    means = TernaryMeans(block, Line(block.q, 0.1))
-    means.beta = 1e5
-    chance, slope = means.chance(1)
+    chance, slope = TernaryMeans(block, Line(block.q, 0.1)).at(1e5).chance(1)
     assert chance.tolist() == pytest.approx([0, 1, 0], abs=1e-5)
     assert slope.tolist() == pytest.approx([1, 0, -1], abs=1e-5)
 
 
 def energies():
-    return SumOf([FirstOrderTaylor(), CliquePotts()], [1.0, 5.0])
+    parts = [FirstOrderTaylor(), CliquePotts(), LabelPrior([0.1, 0.0, 0.3]), CliquePotts(cliques="inputs")]
+    return SumOf(parts, [1.0, 5.0, 0.5, 2.0])
 
 
 @pytest.mark.parametrize("kind", [ProximalMeanField, MirrorDescent])
