@@ -27,7 +27,18 @@ from .inference import (
 )
 
 # models of the loss, and the distribution that u stands for
-from .energies import Energy as Energy, FirstOrderTaylor as FirstOrderTaylor, PairwiseEnergy as PairwiseEnergy
+from .energies import (
+    CliquePotts as CliquePotts,
+    Energy as Energy,
+    FirstOrderTaylor as FirstOrderTaylor,
+    PairwiseEnergy as PairwiseEnergy,
+    SumOf as SumOf,
+    Prior as Prior,
+    LabelPrior as LabelPrior,
+    CodeLength as CodeLength,
+    TargetHistogram as TargetHistogram,
+    FlipNoise as FlipNoise,
+)
 from .inference.entropies import Entropy as Entropy, TreeEntropy as TreeEntropy
 
 # maps onto the simplex
@@ -83,7 +94,7 @@ from .training import Collector as Collector, Hook as Hook, Samples as Samples, 
 from .training.launch import launch as launch
 from .errors import BadInput as BadInput, BadSetting as BadSetting, RunFailed as RunFailed
 
-# rounding trained networks, packed networks
+# rounding trained networks, smaller networks, packed networks
 from .rounding import (
     LayerProblem as LayerProblem,
     Rounded as Rounded,
@@ -91,6 +102,7 @@ from .rounding import (
     RoundingSolver as RoundingSolver,
     round_network as round_network,
 )
+from .pruning import prune as prune
 from .packing import load as load, pack_model as pack_model
 
 # explicit fields and their solvers

@@ -33,6 +33,7 @@ from mrfquant.kernels import dispatch as fused
 
 SEARCH = 300  # steps towards auxiliary variables that give a wanted u
 BISECTIONS, START_REACH = 50, 10.0  # likewise on a line, and how far beyond its levels they lie, in units of 1 / beta
+FADED = 1e-30  # probability that no sum of them notices
 PART = 2**18  # variables of a line whose planes are made at once: they need memory for a moment only
 # Of the pair's product factor (1 - share t²).
 NAMED = {"exact": (0.5, 1.0), "reference": (1.0, 0.5), "straight_through": (1.0, 0.0)}
@@ -49,7 +50,8 @@ class Line:
     exponential family whose largest u is that of the level nearest to a / s. For two levels, p = (-1, 1), the square
     plays no role and a is the pair form's ã, whatever s is.
 
-    A gradient v on ũ moves a by what comes closest to moving ũ: <p, v> / <p, p>, p less its mean.
+    A gradient v on ũ moves a by what comes closest to moving ũ: <p, v> / <p, p>, p less its mean. A gradient v on u is
+    one on t, since on the line a function of u is one of t: p_d Cov(p, v) / Var(p) under u, the slope of v over p.
 
     Args:
         levels: (d,) increasing, in any unit.
@@ -76,6 +78,21 @@ class Line:
     def pulled(self, v: Tensor) -> Tensor:
         """The gradient with respect to a (m,) of one with respect to ũ (d, m)."""
         return (self.centred @ v).div_(self.square)
+
+    def slope(self, a: Tensor, u: Tensor, v: Tensor) -> Tensor:
+        """The gradient with respect to t (m,) of what has the gradient v (d, m) with respect to the u (d, m) of a (m,).
+
+        Where u is decided, it is the slope from its label to the next one on the side of a.
+        """
+        nearest = self.labels(a).long()
+        beside = nearest + torch.where(a > self.spacing * self.p[nearest], 1, -1)
+        beside = torch.where((beside < 0) | (beside > self.top), 2 * nearest - beside, beside)
+        # From the nearest label, so that nothing is lost where the others have next to nothing of u.
+        p, v = self.p[:, None] - self.p[nearest], v - v.gather(0, nearest[None])
+        u = u.scatter_add(0, beside[None], torch.full_like(u[:1], FADED))
+        up, first = u * p, (u * p).sum(0)
+        covariance, variance = (up * v).sum(0) - first * (u * v).sum(0), (up * p).sum(0) - first * first
+        return covariance.div_(variance).mul_(self.top)
 
     def mean(self, u: Tensor) -> Tensor:
         """t (m,) of u (d, m)."""
@@ -147,6 +164,10 @@ class Projection(ABC):
             g = (line.centred / line.top)[:, None] * place
             place.copy_(line.pulled(self.planes_vjp(self.planes(planes, beta), g, beta, planes)))
         return delta
+
+    def line_planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
+        """The gradient with respect to a (m,) of what has the gradient g (d, m) with respect to the u (d, m) of a."""
+        return line.pulled(self.planes_vjp(u, g, beta, line.planes(aux)))
 
     def line_start(self, t: Tensor, line: Line, beta: float) -> Tensor:
         """a (m,) that is mapped to t (m,), strictly between -1 and 1: by bisection, since t grows with a."""
@@ -255,6 +276,13 @@ class Softmax(Projection):
             return super().line_vjp(t, delta, beta, aux, line)
         return self._mean_vjp(t, delta, *factors)
 
+    def line_planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
+        if self.jacobian == "exact":
+            return super().line_planes_vjp(u, g, beta, aux, line)
+        # Of an approximate product with planes, the part along the line may point the wrong way: what it does to
+        # labels between the ends is lost.
+        return self.line_vjp(line.mean(u), line.slope(aux, u, g), beta, aux, line)
+
     def _mean_vjp(self, t: Tensor, delta: Tensor, factor: float, share: float, centre: float) -> Tensor:
         if fused.usable(t, delta):
             fused.mean_vjp(t, delta, factor, share, centre)
@@ -344,6 +372,9 @@ class Hardmax(Projection):
 
     def planes_start(self, u: Tensor, beta: float) -> Tensor:
         return u.clone()
+
+    def line_planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
+        return self.line_vjp(line.mean(u), line.slope(aux, u, g), beta, aux, line)  # as of an approximate softmax
 
     def planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
         first, second = aux.topk(2, dim=0).values

@@ -77,7 +77,8 @@ class Inference(AsOptimizer):
             budget: how many steps there will be in all.
             temperature: what the loss divides the network's outputs by.
         """
-        self.budget, self.energy.temperature = budget, temperature
+        self.budget = budget
+        self.energy.prepare(budget, temperature)
 
     @abstractmethod
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
@@ -140,6 +141,7 @@ class Inference(AsOptimizer):
         frozen = self.labelling.frozen(self.variables)
         if (scales := self.labelling.learned) is not None:
             scales.log.grad = scales.gradient(self.labelling.labelled.g, self.labelling.labelled.w)
+        self.energy.iteration = self.iteration
         self.energy.begin_step((block, self.marginals(block, x)) for block, x in self.items())
         self.hand_on_settings()
         done = [not frozen and scales is None and self.step_at_once(block, x) for block, x in self.items()]

@@ -42,12 +42,12 @@ class TreeEntropy(Entropy):
         self.strength = strength
 
     def projection(self, block: Block, softmax: Softmax, energy: Energy) -> Projection:
-        if not isinstance(energy, PairwiseEnergy):
+        if (pairwise := energy.find(PairwiseEnergy)) is None:
             raise BadInput(
                 f"TreeEntropy needs the couplings of a PairwiseEnergy, the energy is {type(energy).__name__}: set "
                 "energy = @PairwiseEnergy(), or leave the entropy out"
             )
-        return TreeSoftmax(block, softmax, energy, self.strength)
+        return TreeSoftmax(block, softmax, pairwise, self.strength)
 
 
 class TreeSoftmax(Projection):

@@ -18,10 +18,12 @@ from torch import Tensor
 
 from mrfquant.config.settings import configurable
 from mrfquant.energies import Energy
+from mrfquant.energies.base import Means
 from mrfquant.errors import BadInput
 from mrfquant.inference.base import Inference, OptimizerRecipe
 from mrfquant.inference.entropies import Entropy
 from mrfquant.inference.one_pass import rule_of
+from mrfquant.inference.ternary import EVEN, TernaryMeans
 from mrfquant.kernels import dispatch
 from mrfquant.labelling import Block, Labelling
 from mrfquant.projections import PART, Hardmax, Jacobian, Line, Projection, Softmax, Sparsemax
@@ -39,6 +41,7 @@ def auxiliary_gradient(
     aux: Tensor,
     beta: float,
     line: Line | None = None,
+    means: Means | None = None,
 ) -> Tensor:
     """The gradient of E^k(P(beta ũ)) with respect to ũ at u = P(beta ũ). May overwrite `block.g` and planes u.
 
@@ -50,12 +53,12 @@ def auxiliary_gradient(
         aux: ũ.
         beta: the inverse temperature.
         line: of a block that is on one.
+        means: u as a function of the weights, where that is known.
     """
-    g = energy.weight_gradient(block)
+    g = weight_gradient(energy, block, means)
     if g is None and line is not None:
-        planes = line.planes(aux)
-        u = projection.planes(planes, beta)
-        return line.pulled(projection.planes_vjp(u, energy.gradient(block, u), beta, planes))
+        u = projection.planes(line.planes(aux), beta)
+        return projection.line_planes_vjp(u, energy.gradient(block, u), beta, aux, line)
     if g is None:
         vjp = projection.pair_vjp if block.is_pair else projection.planes_vjp
         return vjp(u, energy.gradient(block, u), beta, aux)
@@ -68,6 +71,12 @@ def auxiliary_gradient(
     if block.mean_level:
         w = w - block.mean_level
     return projection.weights_vjp(u, block.centred_q, w, g, beta, aux)
+
+
+def weight_gradient(energy: Energy, block: Block, means: Means | None) -> Tensor | None:
+    """The gradient of all of E^k with respect to the weights (m,), if there is one; it may be overwritten."""
+    g = energy.weight_gradient(block) if energy.label_costs(block) is None else None
+    return energy.mean_gradient(block, means) if g is None and means is not None else g
 
 
 class DefaultAnnealing(Schedule):
@@ -119,6 +128,8 @@ class ProjectedInference(Inference):
         several = [block for block in labelling.blocks if not block.is_pair]
         on_line = [block for block in several if auxiliary and block.form == "line"]
         self._lines = {b.start: Line(b.q, self.spacing(b, labelling.start, beta(0, None))) for b in on_line}
+        ternary = [block for block in on_line if self._lines[block.start].levels == EVEN]
+        self._ternary = {block.start: TernaryMeans(block, self._lines[block.start]) for block in ternary}
         # u of every block that is kept as planes; a pair's u can be read off the weights, that of a line is computed
         # where it is asked for. The gradient is built in its place, since u is not needed any more once it is known.
         self._planes = {b.start: b.w.new_empty(b.d, b.m) for b in several if b.start not in self._lines}
@@ -154,9 +165,10 @@ class ProjectedInference(Inference):
     def gradient(self, block: Block, x: Tensor) -> Tensor | None:
         if self.auxiliary:
             u = self._planes[block.start] if block.start in self._planes else block.mean_of_weights()
-            line = self._lines.get(block.start)
-            return auxiliary_gradient(self.energy, self.projection_of(block), block, u, x, self.product_beta, line)
-        return self._on_variables(block, self.energy.gradient(block, self.marginals(block, x)))
+            line, projection = self._lines.get(block.start), self.projection_of(block)
+            beta, means = self.product_beta, self._means(block)
+            return auxiliary_gradient(self.energy, projection, block, u, x, beta, line, means)
+        return self._on_variables(block, x, self.energy.gradient(block, self.marginals(block, x)))
 
     def project(self, block: Block, x: Tensor) -> None:
         planes = self._planes.get(block.start)
@@ -175,20 +187,29 @@ class ProjectedInference(Inference):
         return self.beta
 
     def step_at_once(self, block: Block, x: Tensor) -> bool:
-        if not self._plain or block.start in self._planes or self.energy.weight_gradient(block) is not block.g:
-            return False
         tensors = [tensor for tensor in (x, block.g, block.w, block.scale) if tensor is not None]
-        if not dispatch.usable(*tensors):
+        if not self._plain or block.start in self._planes or not dispatch.usable(*tensors):
             return False
         assert isinstance(self.projection, Softmax)
         line = self._lines.get(block.start)
         factors = self.projection.mean_factors(self.product_beta, line)
-        if factors is None or (rule := rule_of(self.optimizer, x)) is None:
+        if factors is None or (g := weight_gradient(self.energy, block, self._means(block))) is None:
+            return False
+        if (rule := rule_of(self.optimizer, x)) is None:
             return False
         how = self.projection.mean_kernel(self.schedule(self.iteration + 1, self.budget), line)
         levels = (block.levels.middle, block.levels.half_gap)
-        dispatch.step(x, block.g, block.w, block.scale, levels, factors, rule, how)
+        dispatch.step(x, g, block.w, block.scale, levels, factors, rule, how)  # clears g
+        if g is not block.g:
+            block.g.zero_()
         return True
+
+    def _means(self, block: Block) -> Means | None:
+        """u as a function of the weights, where there is a fast way from one to the other."""
+        if self.entropy is not None or type(self.projection) is not Softmax:
+            return None
+        means = self._ternary.get(block.start)
+        return None if means is None else means.at(self.beta)
 
     @property
     def _plain(self) -> bool:
@@ -231,10 +252,10 @@ class ProjectedInference(Inference):
         assert isinstance(self.projection, Softmax)
         return self.entropy.projection(block, self.projection, self.energy)
 
-    def _on_variables(self, block: Block, g: Tensor) -> Tensor:
+    def _on_variables(self, block: Block, x: Tensor, g: Tensor) -> Tensor:
         """A gradient on u as one on variables that are moved without a Jacobian."""
         if (line := self._lines.get(block.start)) is not None:
-            return line.pulled(g)
+            return line.slope(x, self.marginals(block, x), g).div_(line.top)
         return g if block.is_pair else g.sub_(g.mean(0))
 
     def _u_of(self, block: Block, x: Tensor) -> Tensor:

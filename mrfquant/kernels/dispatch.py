@@ -113,6 +113,11 @@ def mean(aux: Tensor, how: Mean, out: Tensor) -> None:
     _run("mean", aux, *how.arguments, out)
 
 
+def ternary_middle(t: Tensor, a: float, chance: Tensor, slope: Tensor) -> None:
+    """The probability of the middle of three levels into `chance` (m,), its derivative into `slope` (m,)."""
+    _run("ternary_middle", t, a, chance, slope)
+
+
 def mean_vjp(t: Tensor, delta: Tensor, factor: float, share: float, centre: float = 0.0) -> None:
     """factor (1 - share (t - centre)²) δ into δ."""
     _run("mean_product", t, delta, factor, factor * share, centre)

@@ -175,6 +175,19 @@ def mean(aux, kind, scale, spacing, neighbours, first, second, out, start, stop)
 
 
 @jit(**OPTIONS)
+def ternary_middle(t, a, chance, slope, start, stop):
+    """The probability of the middle of three even levels on a line with the mean t, (1 - r) / (1 - a) for r =
+    sqrt(a + (1 - a) t²), and its derivative -t / r; a is not 1."""
+    t, chance, slope = t[start:stop], chance[start:stop], slope[start:stop]
+    rest = ONE - a
+    share = ONE / rest
+    for j in range(len(t)):
+        r = np.sqrt(a + rest * t[j] * t[j])
+        chance[j] = (ONE - r) * share
+        slope[j] = -t[j] / r
+
+
+@jit(**OPTIONS)
 def mean_product(t, delta, factor, share, centre, start, stop):
     """δ (factor - share (t - centre)²)."""
     t, delta = t[start:stop], delta[start:stop]
