@@ -373,7 +373,7 @@ class Inference(AsOptimizer):
 
     def _first(self, block: Block) -> Tensor:
         """The variables at the start, at the network's weights or at random."""
-        if self.labelling.start == "weights":
+        if self.labelling.start != "random":
             return self.start_at(block, block.unscaled_weights().clone())
         return self.start(block, lambda: self._draw(block))
 
