@@ -29,10 +29,10 @@ NOTHING = np.zeros(0, np.float32)
 SHARE = 2**22  # values that are worth a thread, while torch's own still spin from the operation before
 
 
-def usable(*tensors: Tensor, smallest: int = SMALLEST) -> bool:
+def usable(*tensors: Tensor, smallest: int | None = None) -> bool:
     """Whether the functions below take these: many values, float32 on the CPU, contiguous, without autograd."""
     return (
-        tensors[0].numel() >= smallest
+        tensors[0].numel() >= (SMALLEST if smallest is None else smallest)
         and all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors)
         and all(t.is_contiguous() and not t.requires_grad for t in tensors)
         and _kernels() is not None
