@@ -233,12 +233,17 @@ class Labelling:
         first, last = self.labelled.spans[name]
         return next(block for block in self.blocks if block.start <= first and last <= block.start + block.m)
 
-    def check_on_levels(self, state: Mapping[str, Tensor]) -> None:
-        """Raise unless every labelled parameter in a state dict of the network is exactly on its levels."""
+    def check_on_levels(self, state: Mapping[str, Tensor], scale: Tensor | None = None) -> None:
+        """Raise unless every labelled parameter in a state dict of the network is exactly on its levels.
+
+        Args:
+            state: of the network. scale: (m,) that it had then, where scales are learned; the present one by default.
+        """
+        scale = self.scale if scale is None else scale
         for name in self.labelled.spans:
             q, values = self.block_of(name).q, state[name].to(self.labelled.w.device)
-            scale = 1 if self.scale is None else self.labelled.view(name, self.scale)
-            if not torch.stack([values == (level * scale).to(values.dtype) for level in q]).any(0).all():
+            own = 1 if scale is None else self.labelled.view(name, scale)
+            if not torch.stack([values == (level * own).to(values.dtype) for level in q]).any(0).all():
                 raise BadInput(f"{name} has weights that are not on the levels {q.tolist()}")
 
     def _scales(

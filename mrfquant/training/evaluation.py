@@ -24,6 +24,7 @@ def evaluate(
     objective: Objective | None = None,
     forward: Callable[..., Tensor] | None = None,
     team: Team | None = None,
+    share: int = 1,
 ) -> dict[str, float]:
     """The objective's figures on a split, in evaluation mode, without augmentation.
 
@@ -32,6 +33,7 @@ def evaluate(
         objective: cross-entropy by default.
         forward: what to call in its place, for example the compiled network.
         team: processes that share the work and all get the answer.
+        share: look at one example in so many.
     """
     objective = objective or CrossEntropy()
     forward = model if forward is None else forward  # a compiled network has no truth value
@@ -40,7 +42,7 @@ def evaluate(
     model.eval()
     total: Tensor | None = None  # counts are exact in float32 up to 16 million
     size = CPU_BATCH if dataset.device.type == "cpu" else BATCH
-    for inputs, targets in dataset.ordered(split, size, team.rank, team.world_size):
+    for inputs, targets in dataset.ordered(split, size, team.rank, team.world_size * share):
         sums = objective.sums(outputs_of(forward, inputs), targets)
         total = sums if total is None else total + sums
     model.train(training)

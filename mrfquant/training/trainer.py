@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mrfquant.compute import Team
+from mrfquant.compute import Team, computes_bfloat16
 from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.data import Dataset, SplitName
 from mrfquant.errors import BadSetting, RunFailed
@@ -22,6 +22,7 @@ from mrfquant.training.collectors import Collector
 from mrfquant.training.evaluation import evaluate
 
 AGREE_INTERVAL = 10  # iterations
+RELAXED_SHARE, LARGE = 5, 5_000  # the relaxed network is judged by a fifth of a large validation set
 
 
 class Interrupted(Exception):
@@ -62,7 +63,8 @@ class Trainer:
         eval_interval: evaluate on validation and save a checkpoint every so many iterations.
         log_interval: record the mean training loss every so many iterations (the loop's only other sync).
         learning_rate: factor on the optimizer's learning rate, a function of the iteration.
-        precision: of forward and backward; 'auto' is bfloat16 autocast on CUDA and float32 elsewhere.
+        precision: of forward, backward and validation, tests are in float32; 'auto' is bfloat16 autocast on CUDA and
+            float32 elsewhere.
         compile: run the network through torch.compile.
         per_layer: record the entropy of every labelled parameter at each evaluation, too.
         clip: the largest norm that the gradient of all parameters may have; None leaves it as it is.
@@ -104,8 +106,8 @@ class Trainer:
         self.device = dataset.device
         self.batch_size = batch_size
         self.batches = dataset.stream(batch_size, seed, self.team.rank, self.team.world_size)
-        low = precision == "bfloat16" or (precision == "auto" and self.device.type == "cuda")
-        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=low)
+        self.low = precision == "bfloat16" or (precision == "auto" and self.device.type == "cuda")
+        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.low)
         self.forward: Callable[..., Tensor] = torch.compile(model) if compile else model
 
         inference.prepare(self.iterations, self.objective.temperature)
@@ -115,6 +117,7 @@ class Trainer:
         self.seconds = 0.0  # spent in the loop, by this process and those it resumes
         self.best: dict[str, Any] | None = None  # its iteration, and the metric that chose it as val_<name>
         self._best_state: dict[str, Any] | None = None  # kept here only when there is no folder for it
+        self._best_scale: Tensor | None = None
         self._losses: list[Tensor] = []  # of the iterations since the last record
 
     def run(
@@ -139,6 +142,10 @@ class Trainer:
             collector.metric, collector.unit = self.objective.chooses, self.dataset.unit
             collector.batch_size = self.batch_size
             collector.start(self.iteration, self.iterations)
+        if self.low and not computes_bfloat16(self.device):
+            self.say(
+                "this CPU has no instructions for bfloat16: Trainer.precision = 'float32' is several times as fast here"
+            )
         self.model.train()
         self._mark = (time.perf_counter(), self.iteration)
         self._clock = time.perf_counter()
@@ -246,12 +253,17 @@ class Trainer:
         figures = {}
         metric = self.objective.chooses
         if self.inference.relaxed:
-            figures[f"relaxed_val_{metric.name}"] = self._evaluate("val")[metric.name]
+            share = RELAXED_SHARE if self.dataset.size("val") >= LARGE else 1
+            with self.autocast:
+                figures[f"relaxed_val_{metric.name}"] = self._evaluate("val", share)[metric.name]
         with self.inference.rounded():
-            found = self._evaluate("val")
+            with self.autocast:
+                found = self._evaluate("val")
             if metric.better(found[metric.name], None if self.best is None else self.best[f"val_{metric.name}"]):
                 self.best = {"iteration": self.iteration, f"val_{metric.name}": found[metric.name]}
                 self._best_state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+                scale = self.inference.labelling.scale
+                self._best_scale = None if scale is None else scale.clone()
             for hook in self.hooks:
                 figures |= hook.evaluated(self) or {}
         assert self.best is not None
@@ -267,16 +279,17 @@ class Trainer:
         self.team.any(False, self.device)  # until the leader has written it
         assert self.best is not None
         if self.checkpoints:
-            self._best_state = self.checkpoints.best(self.best["iteration"], self.device)["model"]
+            saved = self.checkpoints.best(self.best["iteration"], self.device)
+            self._best_state, self._best_scale = saved["model"], saved["solution"]["scale"]
         assert self._best_state is not None
-        self.inference.labelling.check_on_levels(self._best_state)
+        self.inference.labelling.check_on_levels(self._best_state, self._best_scale)
         self.model.load_state_dict(self._best_state)
         figures = {f"test_{name}": value for name, value in self._evaluate("test").items()}
         chosen = f"val_{self.objective.chooses.name}"
         return {"best_iteration": self.best["iteration"], f"best_{chosen}": self.best[chosen], **figures}
 
-    def _evaluate(self, split: SplitName) -> dict[str, float]:
-        return evaluate(self.model, self.dataset, split, self.objective, self.forward, self.team)
+    def _evaluate(self, split: SplitName, share: int = 1) -> dict[str, float]:
+        return evaluate(self.model, self.dataset, split, self.objective, self.forward, self.team, share)
 
     def _save(self) -> None:
         now = time.perf_counter()

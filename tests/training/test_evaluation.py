@@ -1,11 +1,13 @@
 """Accuracy and loss of a network on a split, against a plain loop over the images."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from mrfquant.data import normalise, stand_in
+from mrfquant.data import Split, normalise, stand_in
 from mrfquant.objectives import CrossEntropy
 from mrfquant.training import evaluate
 from mrfquant.training.evaluation import predict
@@ -50,3 +52,9 @@ def test_predictions_are_probabilities_at_a_temperature(network):
     assert torch.allclose(cold.sum(1), torch.ones(len(data.val)))
     assert torch.equal(hot.argmax(1), cold.argmax(1))
     assert (hot.amax(1) <= cold.amax(1)).all()
+
+
+def test_a_share_of_a_split_is_every_nth_example(network):
+    data = stand_in("mnist")
+    part = replace(data, val=Split(data.val.images[::5], data.val.labels[::5]))
+    assert evaluate(network, data, "val", share=5) == evaluate(network, part, "val")

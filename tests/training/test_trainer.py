@@ -13,6 +13,7 @@ from mrfquant.labelling import Labelling
 from mrfquant.models import GPT, LeNet300
 from mrfquant.objectives import CrossEntropy, NextToken
 from mrfquant.schedules import CosineDecay, CosineTo, GeometricTo, LinearTo
+from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.training import Collector, Interrupted, Trainer
 
 ADAM = functools.partial(torch.optim.Adam, lr=0.01)
@@ -26,13 +27,13 @@ class Records(Collector):
         self.records.append((iteration, {k: v for k, v in values.items() if k != "steps_per_second"}))
 
 
-def make(solver, levels, **settings):
+def make(solver, levels, labelling=Labelling, **settings):
     torch.manual_seed(0)
     data = stand_in("mnist")
     model = LeNet300(data.shape, data.num_classes, width=0.1)
     settings = {"iterations": 24, "eval_interval": 8, "log_interval": 4, "batch_size": 32} | settings
     records = Records()
-    inference = solver(Labelling(model, levels), ADAM)
+    inference = solver(labelling(model, levels), ADAM)
     return Trainer(model, data, inference, learning_rate=CosineDecay(), **settings), records
 
 
@@ -123,6 +124,24 @@ def test_the_best_model_is_kept_not_the_last():
     assert result["best_val_top1"] == max(validated.values())
     assert validated[result["best_iteration"]] == result["best_val_top1"]
     trainer.inference.labelling.check_on_levels(trainer.model.state_dict())
+
+
+@pytest.mark.parametrize("kept", ["in a folder", "in memory"])
+def test_the_best_model_has_the_scales_of_its_time(kept, tmp_path):
+    """Scales that are learned go on after the best iteration, the first one here."""
+    labelling = functools.partial(Labelling, scale="channel", learn_scale=True)
+    trainer, _ = make(*SOLVERS["pmf, 2 levels"], labelling=labelling)
+    scales, evaluate = [], trainer._evaluate
+
+    def worse_and_worse(split, share=1):
+        scales.append(trainer.inference.labelling.scale.clone())
+        return evaluate(split, share) | {"top1": -float(trainer.iteration)}
+
+    trainer._evaluate = worse_and_worse
+    result = trainer.run(Checkpoints(tmp_path) if kept == "in a folder" else None)
+    assert result["best_iteration"] == 8
+    assert not torch.equal(scales[0], scales[-1])
+    trainer.inference.labelling.check_on_levels(trainer.model.state_dict(), scales[0])
 
 
 def test_a_solver_that_leaves_the_levels_is_not_reported_as_quantized():
