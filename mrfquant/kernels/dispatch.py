@@ -170,7 +170,7 @@ def tree_marginals(
     """t (rows, n) of two labels on a tree; see `mrfquant.pairwise.trees.SpanningTree.pair_marginals`.
 
     Args:
-        order: the variables, parents before their children. parents: of the variables, -1 for a root's.
+        order: the variables that have a parent, parents before their children. parents: of the variables.
     """
     from mrfquant.kernels.jit import parallel_ranges
     from mrfquant.kernels.trees import ROWS, pair_marginals

@@ -39,16 +39,14 @@ def pair_marginals(fields, order, parents, edges, factors, scale, unit, out, sta
 
     Args:
         fields: (rows, n). out: (rows, n).
-        order: (n,) the variables, parents before their children. parents: (n,) of the variables, -1 for a root's.
+        order: the variables that have a parent, parents before their children. parents: (n,) of the variables.
         edges: (n,) of the couplings with the parents. factors: (rows,) what multiplies them, with a sign.
         scale: (rows, n) the values of the labels are minus it and it; (rows, 0) if it is 1.
         unit: what takes fields to the kernel's units.
     """
     n, scaled = fields.shape[1], scale.shape[1] > 0
-    belief, told, factor = np.empty((n, ROWS), f32), np.empty((n, ROWS), f32), np.zeros(ROWS, f32)
-    coupling, values = np.empty((n if scaled else 1, ROWS), f32), np.empty((n if scaled else 0, ROWS), f32)
-    belief[:] = 0
-    values[:] = 0
+    belief, told, coupling = np.zeros((n, ROWS), f32), np.empty((n, ROWS), f32), np.empty((n, ROWS), f32)
+    factor, values = np.zeros(ROWS, f32), np.zeros((n if scaled else 0, ROWS), f32)
     for first in range(start, stop, ROWS):
         count = min(ROWS, stop - first)
         for r in range(count):
@@ -58,34 +56,20 @@ def pair_marginals(fields, order, parents, edges, factors, scale, unit, out, sta
             if scaled:
                 for j in range(n):
                     values[j, r] = scale[first + r, j]
-        for place in range(n - 1, -1, -1):
-            j = order[place]
-            p = parents[j]
-            if p < 0:
-                continue
-            edge, here, above, tells = edges[j], belief[j], belief[p], told[j]
-            c = coupling[j if scaled else 0]
+        for j in order[::-1]:
+            c, here, above, tells = coupling[j], belief[j], belief[parents[j]], told[j]
+            for r in range(ROWS):
+                c[r] = edges[j] * factor[r]
             if scaled:
-                child, parent = values[j], values[p]
+                child, parent = values[j], values[parents[j]]
                 for r in range(ROWS):
-                    c[r] = edge * factor[r] * child[r] * parent[r]
-            else:
-                for r in range(ROWS):
-                    c[r] = edge * factor[r]
+                    c[r] *= child[r] * parent[r]
             for r in range(ROWS):
                 tells[r] = message(here[r], c[r])
             for r in range(ROWS):
                 above[r] += tells[r]
-        for place in range(n):
-            j = order[place]
-            p = parents[j]
-            if p < 0:
-                continue
-            edge, here, above, tells = edges[j], belief[j], belief[p], told[j]
-            c = coupling[j if scaled else 0]
-            if not scaled:
-                for r in range(ROWS):
-                    c[r] = edge * factor[r]
+        for j in order:
+            c, here, above, tells = coupling[j], belief[j], belief[parents[j]], told[j]
             for r in range(ROWS):
                 here[r] += message(above[r] - tells[r], c[r])  # what the parent believes without this child
         for j in range(n):

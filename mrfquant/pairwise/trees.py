@@ -39,13 +39,13 @@ class SpanningTree:
             children.setdefault(parent, []).append(j)
         self.roots = children.get(-1, [])
         self.levels: list[tuple[Tensor, Tensor]] = []
-        here = order = self.roots
+        here, order = self.roots, []
         while below := [j for parent in here for j in children.get(parent, [])]:
             above = [self.parents[j] for j in below]
             self.levels.append((torch.tensor(below, device=device), torch.tensor(above, device=device)))
             here, order = below, order + below
         self.above = torch.tensor(self.parents, device=device).clamp(min=0)
-        self._order, self._parents = np.array(order), np.array(self.parents)
+        self._order, self._parents = np.array(order, np.int64), np.array(self.parents, np.int64)
         self._cuts: dict[int, SpanningTree] = {}
 
     @classmethod
