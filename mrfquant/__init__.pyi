@@ -90,12 +90,19 @@ from .objectives import (
     Regression as Regression,
 )
 from .data.torchvision_import import import_torchvision as import_torchvision
-from .training import Collector as Collector, Hook as Hook, Samples as Samples, TensorBoard as TensorBoard
+from .training import (
+    Collector as Collector,
+    Decide as Decide,
+    Hook as Hook,
+    Samples as Samples,
+    TensorBoard as TensorBoard,
+)
 from .training.launch import launch as launch
 from .errors import BadInput as BadInput, BadSetting as BadSetting, RunFailed as RunFailed
 
 # rounding trained networks, smaller networks, packed networks
 from .rounding import (
+    Jointly as Jointly,
     LayerProblem as LayerProblem,
     Rounded as Rounded,
     Rounding as Rounding,

@@ -13,6 +13,7 @@ from mrfquant.benchmarks.networks import LEVELS, NETWORKS, PMF
 from mrfquant.benchmarks.timing import Options, Row, in_turns, ratios
 from mrfquant.energies import PairwiseEnergy
 from mrfquant.inference import ProximalMeanField
+from mrfquant.inference.entropies import TreeEntropy
 from mrfquant.labelling import Labelling
 from mrfquant.pairwise.curvature import curved_layers, second_moments
 
@@ -28,9 +29,18 @@ class PairwisePMF(PMF):
         self.solver = ProximalMeanField(Labelling(self.model, LEVELS[self.d]), adam, energy=energy)
 
 
+class TreePMF(PMF):
+    """The same with the entropy of a tree."""
+
+    def prepare(self, adam: Callable[..., Any]) -> None:
+        labelling, energy = Labelling(self.model, LEVELS[self.d]), PairwiseEnergy(interval=INTERVAL)
+        self.solver = ProximalMeanField(labelling, adam, energy=energy, entropy=TreeEntropy())
+
+
 def measure_curvature(options: Options) -> Iterator[tuple[str, Row]]:
     """Second moments of all layers' inputs against the forward, for the images that rounding takes at a time; 100 steps
-    of training with both energies. LeNets, and a ResNet-18 of a quarter of the width: the others take minutes."""
+    of training with both energies, and with tree entropy. LeNets, and a ResNet-18 of a quarter of the width: the others
+    take minutes."""
     for name in options.models:
         build, shape = NETWORKS[name]
         if name == "resnet18":
@@ -40,8 +50,9 @@ def measure_curvature(options: Options) -> Iterator[tuple[str, Row]]:
         forward, gather = _forward_and_gathering(build(), torch.randn(IMAGES, *shape[1:]))
         yield f"{name}, statistics", ratios(in_turns({"forward": forward, "second moments": gather}, options))
         if name.startswith("lenet"):
-            first, second = (functools.partial(_steps, kind(build, shape, 2)) for kind in (PMF, PairwisePMF))
-            yield f"{name}, 100 steps", ratios(in_turns({"first order": first, "pairwise": second}, options))
+            kinds = {"first order": PMF, "pairwise": PairwisePMF, "tree entropy": TreePMF}
+            steps = {kind: functools.partial(_steps, of(build, shape, 2)) for kind, of in kinds.items()}
+            yield f"{name}, 100 steps", ratios(in_turns(steps, options))
 
 
 def _steps(step: Callable[[], None]) -> None:

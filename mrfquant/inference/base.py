@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -173,24 +173,27 @@ class Inference(AsOptimizer):
             self.project(block, x)
         self.labelling.publish()
 
-    def finalize(self) -> nn.Module:
+    def finalize(self, decide: Decision | None = None) -> nn.Module:
         """End training: the network becomes an ordinary one, without a solver, each labelled weight exactly on a level.
 
         It can be saved, exported, packed (with the labelling) or trained further by other means. Done twice, it changes
         nothing.
 
+        Args:
+            decide: chooses the labels, as `mrfquant.Jointly(batches)` does; by default each weight takes its likeliest.
+
         Returns:
             The network.
         """
         if not self._finalized:
-            undecided = 1 - self._decided()
-            if undecided > MANY_UNDECIDED:
+            undecided = 1 - self._share_decided()
+            if decide is None and undecided > MANY_UNDECIDED:
                 warnings.warn(
                     f"{undecided:.1%} of the weights are undecided, rounding changes the network: let beta end higher, "
-                    "or train longer",
+                    "train longer, or decide by Jointly",
                     stacklevel=2,
                 )
-            with self.rounded():
+            with self.rounded() if decide is None else self._weights(decide(self)):
                 self.labelling.release()
             self._finalized = True
         return self.labelling.model
@@ -200,6 +203,21 @@ class Inference(AsOptimizer):
         """Within the block the network computes with the answer: each labelled weight exactly on a level."""
         with self._weights([self.labels(*item) for item in self.items()]):
             yield
+
+    @torch.no_grad()
+    def adopt(self, labels: Sequence[Tensor]) -> None:
+        """Let training go on from labels, (m,) for every block: the variables that would be rounded to another one move
+        to where theirs has nearly all probability; the others stay."""
+        for (block, x), chosen in zip(self.items(), labels, strict=True):
+            there = self.start_at(block, block.q[chosen.long()])
+            x.copy_(torch.where(self.labels(block, x) == chosen, x, there))
+        self.project_all()
+        self.labelling.accept_weights()
+
+    @torch.no_grad()
+    def decided(self, threshold: float = 0.99) -> list[Tensor] | None:
+        """Whether a label has at least the probability `threshold`, bool (m,) for every block; None without a u."""
+        return self._of_u(lambda block, u: block.decided(u, threshold))
 
     @contextmanager
     def sampled(self, generator: torch.Generator | None = None) -> Iterator[None]:
@@ -244,7 +262,7 @@ class Inference(AsOptimizer):
         self._looked = labels
         if (entropies := self._of_u(Block.entropy)) is not None:
             figures["entropy"] = sum(entropy.sum(dtype=torch.float64).item() for entropy in entropies) / m
-            figures["decided"] = self._decided()
+            figures["decided"] = self._share_decided()
         return figures
 
     @torch.no_grad()
@@ -335,10 +353,9 @@ class Inference(AsOptimizer):
         self.labelling.accept_weights()
         self._shared = True
 
-    @torch.no_grad()
-    def _decided(self) -> float:
-        """The share of weights that u has decided; 1 for a solver without u."""
-        if not (found := self._of_u(Block.decided)):
+    def _share_decided(self) -> float:
+        """Of all weights, by u; 1 for a solver without u."""
+        if not (found := self.decided()):
             return 1.0
         return sum(decided.sum().item() for decided in found) / len(self.labelling)
 
@@ -358,7 +375,7 @@ class Inference(AsOptimizer):
 
     def _first(self, block: Block) -> Tensor:
         """The variables at the start, at the network's weights or at random."""
-        if self.labelling.start == "weights":
+        if self.labelling.start != "random":
             return self.start_at(block, block.unscaled_weights().clone())
         return self.start(block, lambda: self._draw(block))
 
@@ -366,4 +383,5 @@ class Inference(AsOptimizer):
         return self.labelling.initial_weights()[block.start : block.start + block.m]
 
 
+Decision = Callable[[Inference], list[Tensor]]  # gives labels, int32 (m,) for every block
 InferenceRecipe = Annotated[Callable[..., Inference], makes(Inference, "a solver of networks, as @ProximalMeanField")]

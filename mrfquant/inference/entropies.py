@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mrfquant.config.settings import NonNegative, configurable
+from mrfquant.config.settings import Count, NonNegative, configurable
 from mrfquant.energies import Energy, PairwiseEnergy
 from mrfquant.energies.pairwise import LayerCurvature
 from mrfquant.errors import BadInput
@@ -36,10 +36,12 @@ class TreeEntropy(Entropy):
     Args:
         strength: multiplies the couplings. 1 is right where ũ is in units of the loss, as in `MeanField`; the scale of
             variables that an optimizer drives is its own.
+        depth: of the trees, at most: the spanning tree is cut into such, stars for 1. Where loops are compiled (two
+            levels, on the CPU, with numba) depth costs nothing; elsewhere it is as many sweeps.
     """
 
-    def __init__(self, strength: NonNegative = 1.0) -> None:
-        self.strength = strength
+    def __init__(self, strength: NonNegative = 1.0, depth: Count | None = None) -> None:
+        self.strength, self.depth = strength, depth
 
     def projection(self, block: Block, softmax: Softmax, energy: Energy) -> Projection:
         if (pairwise := energy.find(PairwiseEnergy)) is None:
@@ -47,14 +49,19 @@ class TreeEntropy(Entropy):
                 f"TreeEntropy needs the couplings of a PairwiseEnergy, the energy is {type(energy).__name__}: set "
                 "energy = @PairwiseEnergy(), or leave the entropy out"
             )
-        return TreeSoftmax(block, softmax, pairwise, self.strength)
+        return TreeSoftmax(block, softmax, pairwise, self)
+
+    def trees(self, layer: LayerCurvature) -> list[SpanningTree]:
+        """Of each group of a layer."""
+        return layer.trees if self.depth is None else [tree.cut(self.depth) for tree in layer.trees]
 
 
 class TreeSoftmax(Projection):
     """Softmax, but for layers with curvature the marginals of the tree; an approximate Jacobian stays softmax's own."""
 
-    def __init__(self, block: Block, softmax: Softmax, energy: PairwiseEnergy, strength: float) -> None:
-        self.block, self.softmax, self.energy, self.strength = block, softmax, energy, strength
+    def __init__(self, block: Block, softmax: Softmax, energy: PairwiseEnergy, entropy: TreeEntropy) -> None:
+        self.block, self.softmax, self.energy, self.entropy = block, softmax, energy, entropy
+        self.strength = entropy.strength
 
     def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         marginals = [(layer, self._marginals(layer, aux, beta)) for layer in self._layers()]
@@ -65,10 +72,10 @@ class TreeSoftmax(Projection):
         return out
 
     def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
-        marginals = [(layer, self._marginals(layer, torch.stack([-aux, aux]), beta)) for layer in self._layers()]
+        found = [(layer, self._pair_marginals(layer, aux, beta)) for layer in self._layers()]
         out = self.softmax.pair(aux, beta, out)
-        for layer, u in marginals:
-            layer.write(out, u[1] - u[0])
+        for layer, t in found:
+            layer.write(out, t)
         return out
 
     def planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
@@ -107,6 +114,24 @@ class TreeSoftmax(Projection):
         ]
         return torch.stack(parts, 1)
 
+    def _pair_marginals(self, layer: LayerCurvature, aux: Tensor, beta: float) -> Tensor:
+        """t of the layer's weights, (groups, rows, n), from ã (m,) of the block."""
+        if self.block.levels.middle:
+            u = self._marginals(layer, torch.stack([-aux, aux]), beta)
+            return u[1] - u[0]
+        fields, scales = layer.read(aux) * beta, None if self.block.scale is None else layer.read(self.block.scale)
+        factors = layer.g * (self.strength * beta * self.block.levels.half_gap**2)
+        parts = [
+            tree.pair_marginals(
+                fields[group],
+                self._edges(layer, group, tree)[:, 0],
+                factors[group],
+                None if scales is None else scales[group],
+            )
+            for group, tree in enumerate(self.entropy.trees(layer))
+        ]
+        return torch.stack(parts)
+
     def _product(self, layer: LayerCurvature, g: Tensor, aux: Tensor, beta: float) -> Tensor:
         """The gradient of <g, u> with respect to ũ, (d, groups, rows, n): the covariances of the tree times g."""
         with torch.enable_grad():
@@ -119,10 +144,13 @@ class TreeSoftmax(Projection):
     def _fields(self, layer: LayerCurvature) -> Iterator[tuple[SpanningTree, Tensor, Tensor]]:
         """For each group the tree, the values of the labels (d, n or 1, rows or 1) and the couplings (n, rows)."""
         scales = None if self.block.scale is None else layer.read(self.block.scale)
-        for group, tree in enumerate(layer.trees):
-            parents = torch.tensor(tree.parents, device=layer.a.device).clamp(min=0)
-            edges = layer.a[group].gather(1, parents[:, None])  # (n, 1): A of each variable and its parent
+        for group, tree in enumerate(self.entropy.trees(layer)):
             x = self.block.q[:, None, None]
             if scales is not None:
                 x = x * scales[group].T
-            yield tree, x, self.strength * edges * layer.g[group]
+            yield tree, x, self.strength * self._edges(layer, group, tree) * layer.g[group]
+
+    @staticmethod
+    def _edges(layer: LayerCurvature, group: int, tree: SpanningTree) -> Tensor:
+        """A of each variable and its parent: (n, 1)."""
+        return layer.a[group].gather(1, tree.above[:, None])

@@ -146,7 +146,7 @@ class ProjectedInference(Inference):
             start: that of the labelling.
             beta: the first one.
         """
-        return (1.0 if start == "weights" else REACH / (block.d - 1)) / beta
+        return (REACH / (block.d - 1) if start == "random" else 1.0) / beta
 
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
         if (line := self._lines.get(block.start)) is not None:

@@ -26,8 +26,9 @@ def move(a, field, label, levels, scale, j, new):
 
 
 @jit()
-def descend(a, field, label, levels, scale, tolerance, sweeps):
-    """Each variable of a row its best level given the others, until none gains; gives the change of the energy."""
+def descend(a, field, label, levels, scale, free, tolerance, sweeps):
+    """Each variable of a row, of those that are free, its best level given the others, until none gains; gives the
+    change of the energy."""
     d, total = levels.shape[0], 0.0
     for _ in range(sweeps):
         moved = False
@@ -39,7 +40,7 @@ def descend(a, field, label, levels, scale, tolerance, sweeps):
                 new += 1
             while new > 0 and 2 * target <= levels[new] + levels[new - 1]:
                 new -= 1
-            if new != old:
+            if new != old and (len(free) == 0 or free[j]):
                 change = (levels[new] - levels[old]) * s
                 if -change * (field[j] + a[j, j] / 2 * change) > tolerance * s * s * a[j, j]:
                     total += move(a, field, label, levels, scale, j, new)
@@ -50,19 +51,20 @@ def descend(a, field, label, levels, scale, tolerance, sweeps):
 
 
 @jit()
-def descend_rows(a, fields, labels, levels, scales, tolerance, sweeps, kicks, moves, first, last):
+def descend_rows(a, fields, labels, levels, scales, free, tolerance, sweeps, kicks, moves, first, last):
     """Descend in the rows from `first` to `last`, then after each of some kicks, which is taken back if it did not pay.
 
     Args:
         a: (n, n). fields: (rows, n) and labels: (rows, n) int64, changed in place. levels: (d,). scales: (rows, n).
+        free: (rows, n) whether a label may change, or (rows, 0) if all may.
         tolerance: gains up to it, in units of the squared scale times the curvature, do not count.
         sweeps: at most so many over all weights.
         moves: labels that a kick moves to a neighbour, drawn at random, the same at every call.
     """
     n, d = a.shape[0], levels.shape[0]
     for row in range(first, last):
-        scale, field, label = scales[row], fields[row], labels[row]
-        descend(a, field, label, levels, scale, tolerance, sweeps)
+        scale, field, label, own = scales[row], fields[row], labels[row], free[row]
+        descend(a, field, label, levels, scale, own, tolerance, sweeps)
         state = np.uint64(row)
         for _ in range(kicks):
             kept_field, kept_label, total = field.copy(), label.copy(), 0.0
@@ -71,8 +73,8 @@ def descend_rows(a, fields, labels, levels, scales, tolerance, sweeps, kicks, mo
                 drawn = state >> np.uint64(33)
                 j, new = int(drawn % np.uint64(n)), int(drawn // np.uint64(n) % np.uint64(2)) * 2 - 1
                 new += label[j]
-                if 0 <= new < d:
+                if 0 <= new < d and (len(own) == 0 or own[j]):
                     total += move(a, field, label, levels, scale, j, new)
-            total += descend(a, field, label, levels, scale, tolerance, sweeps)
+            total += descend(a, field, label, levels, scale, own, tolerance, sweeps)
             if total >= 0:
                 field[:], label[:] = kept_field, kept_label

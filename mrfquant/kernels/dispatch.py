@@ -29,10 +29,10 @@ NOTHING = np.zeros(0, np.float32)
 SHARE = 2**22  # values that are worth a thread, while torch's own still spin from the operation before
 
 
-def usable(*tensors: Tensor) -> bool:
+def usable(*tensors: Tensor, smallest: int | None = None) -> bool:
     """Whether the functions below take these: many values, float32 on the CPU, contiguous, without autograd."""
     return (
-        tensors[0].numel() >= SMALLEST
+        tensors[0].numel() >= (SMALLEST if smallest is None else smallest)
         and all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors)
         and all(t.is_contiguous() and not t.requires_grad for t in tensors)
         and _kernels() is not None
@@ -162,6 +162,30 @@ def sparsemax(aux: Tensor, beta: float, out: Tensor) -> None:
 def sparsemax_vjp(u: Tensor, g: Tensor, beta: float) -> None:
     """The product with g (d, m), into g."""
     _run("sparsemax_product", u, g, beta)
+
+
+def tree_marginals(
+    fields: Tensor,
+    order: np.ndarray[Any, Any],
+    parents: np.ndarray[Any, Any],
+    edges: Tensor,
+    factors: Tensor,
+    scale: Tensor | None,
+) -> Tensor:
+    """t (rows, n) of two labels on a tree; see `mrfquant.pairwise.trees.SpanningTree.pair_marginals`.
+
+    Args:
+        order: the variables that have a parent, parents before their children. parents: of the variables.
+    """
+    from mrfquant.kernels.jit import parallel_ranges
+    from mrfquant.kernels.trees import ROWS, pair_marginals
+
+    out, unit = torch.empty_like(fields), np.float32(2 * LOG2E)
+    values = fields[:, :0] if scale is None else scale
+    arrays = [t.numpy() for t in (edges, factors * -float(unit), values)]
+    kernel = functools.partial(pair_marginals, fields.numpy(), order, parents, *arrays, unit, out.numpy())
+    parallel_ranges(kernel, len(fields), ROWS)
+    return out
 
 
 @functools.cache

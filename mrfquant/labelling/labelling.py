@@ -22,6 +22,7 @@ from mrfquant.labelling.selection import PRESETS
 from mrfquant.text import aligned
 
 Levels = Sequence[float] | LevelSet
+OFF_LEVELS = 0.05  # of a scale, that a weight on a level may be off it, in any precision
 
 
 @configurable(supplied=["model"])
@@ -41,7 +42,9 @@ class Labelling:
         exclude: patterns of names that stay free in any case.
         start: where solvers start: 'random', as in the paper, or 'weights', at the weights that the network has, so
             that a trained one keeps what it has learned. Take a `scale` for it: the levels have to reach the weights.
-            Scales that are not a number are multiplied by `reach` for it, and it pays to learn them.
+            Scales that are not a number are multiplied by `reach` for it, and it pays to learn them. 'labels' is for a
+            network that has been rounded (`mrfquant.round_network`): its weights are on levels times scales, which are
+            read off them, and solvers start at their labels.
         scale: 'none' uses the levels as they are; a number multiplies them; 'layer', 'channel' and 'group' multiply the
             levels of each tensor, of each slice along its first dimension (a layer's output channel), or of each run
             of `group_size` weights of such a slice, by the mean magnitude of the initial weights there over that of
@@ -74,7 +77,7 @@ class Labelling:
         exclude: Sequence[str] = (),
         scale: Literal["none", "layer", "channel", "group"] | float = "none",
         which: Literal["everything", "weights", "inner weights"] | Callable[..., Any] = "everything",
-        start: Literal["random", "weights"] = "random",
+        start: Literal["random", "weights", "labels"] = "random",
         learn_scale: bool = False,
         groups: Groups | None = None,
         group_size: Count = 64,
@@ -279,7 +282,8 @@ class Labelling:
             scales.each.fill_(scale)
         else:
             scales = Scales(self.labelled, cast(Sharing, scale), group_size, learned)
-            scales.spread(self._initial_scales(sets, scales))
+            read = self._scales_of_labels if self.start == "labels" else self._initial_scales
+            scales.spread(read(sets, scales))
         scales.read()
         return scales
 
@@ -294,6 +298,32 @@ class Labelling:
             levels = [abs(v) for v in sets[name].values]
             found.mul_(self.reach if self.start == "weights" else 1.0).div_(sum(levels) / len(levels))
         return magnitudes
+
+    def _scales_of_labels(self, sets: Mapping[str, LevelSet], scales: Scales) -> Tensor:
+        """Of weights that are on scaled levels, of each run: (c,). The largest magnitude of a run is that of one of the
+        levels; which one is what all its weights fit."""
+        largest, w = scales.largest(self.labelled.w.abs()), self.labelled.w
+        best, least = torch.ones_like(largest), torch.full_like(largest, torch.inf)
+        order = sorted({abs(v) for level_set in sets.values() for v in level_set.values if v}, reverse=True)
+        for magnitude in order:
+            trial = torch.where(largest > 0, largest / magnitude, 1.0)
+            scales.spread(trial)
+            levels = torch.full_like(w, torch.inf)  # the nearest of each weight
+            for name, (first, last) in self.labelled.spans.items():
+                q = w.new_tensor(sets[name].values)
+                if magnitude in q.abs().tolist():
+                    near = torch.bucketize(w[first:last] / scales.each[first:last], (q[1:] + q[:-1]) / 2)
+                    levels[first:last] = q[near]
+            error = scales.largest((w / scales.each - levels).abs())
+            best, least = torch.where(error < least, trial, best), torch.minimum(error, least)
+        for name, span in self.labelled.spans.items():
+            if not (least[scales.span(*span)] < OFF_LEVELS).all():
+                raise BadInput(
+                    f"{name} is not on the levels {list(sets[name].values)} times a scale: round the network first, or "
+                    "set Labelling.start = 'weights'",
+                    "Labelling.start",
+                )
+        return best
 
 
 def _random_start(tensor: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mrfquant.errors import BadInput
 from mrfquant.labelling.flat import FlatParameters, part_of
@@ -61,6 +62,10 @@ class Scales:
         """The mean over each run (c,) of values (m,), or of those of the weights from `start` on that x has."""
         means = [runs.means(part) for part, runs in self._parts(x, start)]
         return torch.cat(means) if means else x.new_empty(0)
+
+    def largest(self, x: Tensor) -> Tensor:
+        """The largest of values (m,), none of them negative, of each run: (c,)."""
+        return torch.cat([runs.largest(part) for part, runs in self._parts(x, 0)])
 
     def spread(self, values: Tensor, start: int = 0) -> None:
         """Set the scales of the weights, from `start` on, from those of their runs: (c,) or fewer."""
@@ -133,6 +138,11 @@ class Runs:
         if whole < self.in_row:
             means = torch.cat([means, rows[:, whole * self.size :].mean(1, keepdim=True)], 1)
         return means.flatten()
+
+    def largest(self, x: Tensor) -> Tensor:
+        """The largest over every run, of values in the parameter's shape that are not negative: (count,)."""
+        rows = functional.pad(x.reshape(self.rows, self.columns), (0, self.in_row * self.size - self.columns))
+        return rows.view(self.rows, self.in_row, self.size).amax(2).flatten()
 
     def spread(self, values: Tensor, out: Tensor) -> None:
         """Write the value of every run (count,) to its weights, in the parameter's shape."""

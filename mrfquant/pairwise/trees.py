@@ -12,16 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
 from torch import Tensor
 
+from mrfquant.kernels import dispatch
+
+SMALLEST = 2**9  # variables of all rows for which compiled loops pay
+
 
 class SpanningTree:
-    """A rooted tree of n variables.
+    """A rooted tree of n variables, or several of them that share none.
 
     Attributes:
-        parents: of each variable; the root's is -1.
+        parents: of each variable; a root's is -1.
+        roots: of the trees.
+        above: (n,) the parents as an index tensor, where a root's is 0.
         levels: (variables, their parents) of depth 1, 2, ... as index tensors.
     """
 
@@ -30,13 +37,16 @@ class SpanningTree:
         children: dict[int, list[int]] = {}
         for j, parent in enumerate(self.parents):
             children.setdefault(parent, []).append(j)
-        (self.root,) = children.get(-1, [])
+        self.roots = children.get(-1, [])
         self.levels: list[tuple[Tensor, Tensor]] = []
-        here = [self.root]
+        here, order = self.roots, []
         while below := [j for parent in here for j in children.get(parent, [])]:
             above = [self.parents[j] for j in below]
             self.levels.append((torch.tensor(below, device=device), torch.tensor(above, device=device)))
-            here = below
+            here, order = below, order + below
+        self.above = torch.tensor(self.parents, device=device).clamp(min=0)
+        self._order, self._parents = np.array(order, np.int64), np.array(self.parents, np.int64)
+        self._cuts: dict[int, SpanningTree] = {}
 
     @classmethod
     def strongest(cls, couplings: Tensor) -> SpanningTree:
@@ -46,6 +56,16 @@ class SpanningTree:
         weights = 2 - strength / max(strength.max(), 1e-300)
         _, parents = breadth_first_order(minimum_spanning_tree(weights), 0, directed=False)
         return cls([max(-1, int(p)) for p in parents], couplings.device)
+
+    def cut(self, depth: int) -> SpanningTree:
+        """Without the edges to every (depth + 1)-th level: trees of that depth, stars for 1; the same at every call."""
+        if depth not in self._cuts:
+            parents = list(self.parents)
+            for below, _ in self.levels[depth :: depth + 1]:
+                for j in below.tolist():
+                    parents[j] = -1
+            self._cuts[depth] = SpanningTree(parents, self.above.device)
+        return self._cuts[depth]
 
     @property
     def edges(self) -> list[tuple[int, int]]:
@@ -60,7 +80,7 @@ class SpanningTree:
             is ignored.
         """
         beliefs, messages = self._upward(logits, x, couplings, torch.logsumexp)
-        log_normaliser = beliefs[:, self.root].logsumexp(0)
+        log_normaliser = beliefs[:, self.roots].logsumexp(0).sum(0)
         for below, above in self.levels:
             cavity = beliefs[:, above] - messages[:, below]  # what the parent believes without this child
             potential = self._potential(x, couplings, below, above)
@@ -68,11 +88,27 @@ class SpanningTree:
             beliefs = beliefs.index_add(1, below, message)
         return beliefs.softmax(0), log_normaliser
 
+    def pair_marginals(self, fields: Tensor, couplings: Tensor, factors: Tensor, scale: Tensor | None = None) -> Tensor:
+        """t = u_2 - u_1 (rows, n) by `sum_product` for two labels, y = -1 and y = 1, of the values x = s y:
+
+            p(labels) ∝ exp( sum over variables of field y - sum over edges of factor c_j x_j x_parent )
+
+        Args:
+            fields: (rows, n). couplings: c (n,), a root's is ignored. factors: (rows,). scale: s (rows, n), if not 1.
+        """
+        tensors = [t for t in (fields, couplings, factors, scale) if t is not None]
+        if dispatch.usable(*tensors, smallest=SMALLEST):
+            return dispatch.tree_marginals(fields, self._order, self._parents, couplings, factors, scale)
+        x = fields.new_ones(1, 1) if scale is None else scale.T
+        both = torch.tensor([-1.0, 1.0], dtype=fields.dtype, device=fields.device)[:, None, None]
+        first, second = self.sum_product(both * fields.T, both * x, couplings[:, None] * factors)[0]
+        return (second - first).T
+
     def max_product(self, logits: Tensor, x: Tensor, couplings: Tensor) -> Tensor:
         """The most probable labels (n, rows), jointly; arguments as for `sum_product`."""
         beliefs, _ = self._upward(logits, x, couplings, torch.amax)
         labels = torch.empty(logits.shape[1:], dtype=torch.int64, device=logits.device)
-        labels[self.root] = beliefs[:, self.root].argmax(0)
+        labels[self.roots] = beliefs[:, self.roots].argmax(0)
         for below, above in self.levels:
             potential = self._potential(x, couplings, below, above)
             chosen = labels[above].expand(1, potential.shape[1], -1, -1)

@@ -2,6 +2,7 @@
 
 from mrfquant.rounding.answers import LayerReport
 from mrfquant.rounding.call import RoundedNetwork, round_network, rounded
+from mrfquant.rounding.joint import Jointly
 from mrfquant.rounding.labels import Rounded
 from mrfquant.rounding.network import Rounding
 from mrfquant.rounding.problem import LayerProblem
@@ -10,6 +11,7 @@ from mrfquant.rounding.solvers import RoundingSolver
 
 __all__ = [
     "SOLVERS",
+    "Jointly",
     "LayerProblem",
     "LayerReport",
     "Rounded",

@@ -155,7 +155,7 @@ def round_network(
             print(f"{count}: {layer.name}, {relative}, {layer.seconds:.1f} s", file=sys.stderr, flush=True)
 
     given = [batches] if isinstance(batches, (Tensor, Mapping)) else batches
-    result = rounded(rounding, model, levels, given, report, notes.append, forward or _call, folder)
+    result = rounded(rounding, model, levels, given, report, notes.append, forward or plain_call, folder)
     result.notes = notes
     return result
 
@@ -184,7 +184,7 @@ def rounded(
     return result
 
 
-def _call(model: nn.Module, batch: Any) -> Any:
+def plain_call(model: nn.Module, batch: Any) -> Any:
     """A batch as the most common networks take it."""
     if isinstance(batch, Mapping):
         return model(**batch)

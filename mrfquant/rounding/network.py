@@ -19,7 +19,7 @@ from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling import LevelSet
 from mrfquant.rounding.answers import Found, Journal, LayerReport, fingerprint
 from mrfquant.rounding.bound import lower_bound
-from mrfquant.rounding.norm_statistics import Moments
+from mrfquant.rounding.norm_statistics import Moments, Rows
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.replay import Forward, Replay
 from mrfquant.rounding.solver_names import SOLVERS
@@ -118,8 +118,6 @@ class Rounding:
             For each weight its labels, its scales and its zero points.
         """
         replay = Replay(model, forward, list(batches), self.seed)
-        if not replay.batches:
-            raise BadInput("there is no batch to calibrate with: give at least one")
 
         def solve(moments: Moments) -> tuple[Found, LayerReport]:
             return self._solve(moments, levels[moments.name], warn)
@@ -127,7 +125,29 @@ class Rounding:
         parts = [vars(part) for part in (self, self.solver, self.start) if part is not None]
         parts.append({name: of.values for name, of in levels.items()})
         settings = json.dumps(parts, default=lambda value: type(value).__name__)
+        journal = Journal(folder, fingerprint(model, replay.batches, settings)) if folder else Journal()
+        return self.walked(replay, model, levels, solve, report, journal)
 
+    def walked(
+        self,
+        replay: Replay,
+        model: nn.Module,
+        levels: Mapping[str, LevelSet],
+        solve: Callable[[Moments], tuple[Found, LayerReport]],
+        report: Callable[[LayerReport], None],
+        journal: Journal,
+        others: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Found]:
+        """The walk of `run`, with whatever finds the labels of a weight.
+
+        Args:
+            replay: runs the model.
+            solve: finds the labels.
+            journal: keeps them.
+            others: the values of parameters that are rounded already, by name.
+        """
+        if not replay.batches:
+            raise BadInput("there is no batch to calibrate with: give at least one")
         names = dict(model.named_parameters())
         norms = {name: m for name, m in model.named_modules() if isinstance(m, BatchNorm)}
         walk = Walk(
@@ -135,7 +155,7 @@ class Rounding:
             {name: names[name] for name in levels},
             levels,
             solve,
-            Journal(folder, fingerprint(model, replay.batches, settings)) if folder else Journal(),
+            journal,
             report,
             self.targets == "float",
             {name: m for name, m in norms.items() if self.recalibrate and m.running_mean is not None},
@@ -146,6 +166,9 @@ class Rounding:
         try:
             with torch.random.fork_rng():  # networks may draw numbers
                 torch.manual_seed(self.seed)
+                for name, values in (others or {}).items():
+                    walk.trained.keep(names[name])
+                    names[name].copy_(values)
                 return walk.run()
         except BaseException:
             walk.trained.restore()
@@ -153,6 +176,15 @@ class Rounding:
         finally:
             for module, mode in modes.items():
                 module.training = mode
+
+    def curvature(self, sums: Rows, name: str, warn: Callable[[str], None]) -> Tensor:
+        """Of the inputs that some rows of a weight see; damped the more if they are few."""
+        damping, n = self.damping, len(sums.a)
+        if sums.inputs < n and damping < RANK_DAMPING:
+            damping = RANK_DAMPING
+            few = f"{sums.inputs:,} inputs are few for {n:,} weights a row"
+            warn(f"{name}: {few}; damped by {damping:.0%}, give more")
+        return sums.curvature(damping)
 
     def _solve(self, moments: Moments, levels: LevelSet, warn: Callable[[str], None]) -> tuple[Found, LayerReport]:
         """The labels of a weight, and how well they do."""
@@ -164,13 +196,8 @@ class Rounding:
         zeros, q = torch.empty_like(scales) if self.zero_point else None, weights.new_tensor(levels.values)
         energy = reference = changed = seconds = least = 0.0
         for rows, sums in moments.parts():
-            damping, n = self.damping, weights.shape[1]
-            if sums.inputs < n and damping < RANK_DAMPING:
-                damping = RANK_DAMPING
-                few = f"{sums.inputs:,} inputs are few for {n:,} weights a row"
-                warn(f"{name}: {few}; damped by {damping:.0%}, give more")
             try:
-                a = sums.curvature(damping)
+                a = self.curvature(sums, name, warn)
                 targets = sums.targets(weights[rows], a).T.contiguous()
                 problem = LayerProblem.of(targets, a, q, size, self.zero_point)
                 began = time.perf_counter()

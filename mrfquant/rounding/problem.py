@@ -32,6 +32,8 @@ class LayerProblem:
         scale: (n, rows) positive, the same within a group.
         group: (n,) the number of each variable's group, from 0 on.
         zero: (n, rows) what is added to the scaled levels, the same within a group; None for nothing.
+        free: (n, rows) whether a variable may change the label that it starts with, at scales that stay as they are;
+            None where all may, and the scales are fitted to their labels.
     """
 
     w: Tensor
@@ -40,6 +42,7 @@ class LayerProblem:
     scale: Tensor
     group: Tensor
     zero: Tensor | None = None
+    free: Tensor | None = None
 
     @classmethod
     def of(
@@ -105,14 +108,14 @@ class LayerProblem:
 
     def permuted(self, order: Tensor) -> LayerProblem:
         """The same problem with its variables in another order."""
-        zero = None if self.zero is None else self.zero[order]
-        a = self.a[order][:, order]
-        return replace(self, w=self.w[order], a=a, scale=self.scale[order], group=self.group[order], zero=zero)
+        zero, free = (None if part is None else part[order] for part in (self.zero, self.free))
+        w, a, scale, group = self.w[order], self.a[order][:, order], self.scale[order], self.group[order]
+        return replace(self, w=w, a=a, scale=scale, group=group, zero=zero, free=free)
 
     def rows(self, index: Tensor) -> LayerProblem:
         """The problem of some rows only."""
-        zero = None if self.zero is None else self.zero[:, index]
-        return replace(self, w=self.w[:, index], scale=self.scale[:, index], zero=zero)
+        zero, free = (None if part is None else part[:, index] for part in (self.zero, self.free))
+        return replace(self, w=self.w[:, index], scale=self.scale[:, index], zero=zero, free=free)
 
     def with_rows(self, index: Tensor, part: LayerProblem) -> LayerProblem:
         """With the scales and zero points that some rows have in another problem."""
@@ -129,8 +132,9 @@ class LayerProblem:
     def beside(self, other: LayerProblem) -> LayerProblem:
         """The rows of both, which share A."""
         zero = None if self.zero is None or other.zero is None else torch.cat([self.zero, other.zero], 1)
+        free = None if self.free is None or other.free is None else torch.cat([self.free, other.free], 1)
         w, scale = torch.cat([self.w, other.w], 1), torch.cat([self.scale, other.scale], 1)
-        return replace(self, w=w, scale=scale, zero=zero)
+        return replace(self, w=w, scale=scale, zero=zero, free=free)
 
     def with_scales(self, scale: Tensor, zero: Tensor) -> LayerProblem:
         """With scales and zero points (groups, rows)."""
@@ -138,7 +142,9 @@ class LayerProblem:
 
     def rescaled(self, labels: Tensor) -> LayerProblem:
         """With the best scales and zero points for these labels, those of all groups of a row together; rows for which
-        a scale would not be positive keep theirs."""
+        a scale would not be positive keep theirs, and so do all where the scales are not to change."""
+        if self.free is not None:
+            return self
         v = self.levels[labels]
         columns = [v] if self.zero is None else [v, torch.ones_like(v[:, :1])]
         groups, rows = self.groups, self.w.shape[1]
@@ -159,6 +165,14 @@ class LayerProblem:
         good = ((found[0] > 0) & found.isfinite().all(0)).all(0)
         return self._where(good.expand_as(self.w), self.with_scales(found[0], found[-1]))
 
+    def barred(self, labels: Tensor) -> Tensor | None:
+        """The labels that a variable may not take, as it has to keep its own of these (n, rows): (d, n, rows); None if
+        each may take any."""
+        if self.free is None:
+            return None
+        every = torch.arange(len(self.levels), device=labels.device)[:, None, None]
+        return ~self.free & (every != labels)
+
     def sweep(self, values: Tensor, update: Callable[[int, Tensor], Tensor]) -> None:
         """Give the variables new values from the first to the last, each knowing those before it.
 
@@ -173,6 +187,8 @@ class LayerProblem:
             for k in range(len(fields)):
                 j = start + k
                 new = update(j, fields[k])
+                if self.free is not None:
+                    new = torch.where(self.free[j], new, values[j])
                 change = new - values[j]
                 values[j] = new
                 errors[j] += change

@@ -159,6 +159,8 @@ class RoundMeanField(RoundingSolver):
 
     def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
         means = problem.w.clone() if start is None else problem.values(start)
+        if problem.free is not None:
+            means = torch.where(problem.free, problem.w, means)
         for beta in self.betas(problem):
             mean_field_sweep(problem, means, beta)
         return RoundICM().solve_scaled(problem, problem.nearest(means))
@@ -269,7 +271,10 @@ def _kicked_modes(problem: LayerProblem, labels: Tensor, kicks: int, share: floa
         drawn = torch.randint(problem.n, (moves, len(rows)), generator=generator).to(labels.device)
         steps = 2 * torch.randint(2, (moves, len(rows)), generator=generator).to(labels.device) - 1
         for j, step in zip(drawn, steps, strict=True):
-            trial[j, rows] = (trial[j, rows] + step).clamp(0, len(problem.levels) - 1)
+            moved = (trial[j, rows] + step).clamp(0, len(problem.levels) - 1)
+            if problem.free is not None:
+                moved = torch.where(problem.free[j, rows], moved, trial[j, rows])
+            trial[j, rows] = moved
         trial = _conditional_modes(problem, trial)
         better = problem.energy(problem.values(trial)) < problem.energy(problem.values(labels))
         labels = torch.where(better, trial, labels)
@@ -302,7 +307,8 @@ def _compiled() -> Callable[[LayerProblem, Tensor, int, int], Tensor] | None:
         chosen = labels.T.contiguous()
         fields = ((problem.values(labels) - problem.w).T @ problem.a).contiguous()
         tensors = (problem.a.contiguous(), fields, chosen, problem.levels, problem.scale.T.contiguous())
-        arrays = [tensor.numpy() for tensor in tensors]
+        free = torch.ones_like(chosen[:, :0], dtype=torch.bool) if problem.free is None else problem.free.T.contiguous()
+        arrays = [tensor.numpy() for tensor in (*tensors, free)]
         loop = functools.partial(descend_rows, *arrays, TOLERANCE, SWEEPS, kicks, moves)
         parallel_ranges(loop, len(chosen), ROWS)
         return chosen.T.contiguous()
@@ -321,13 +327,17 @@ def _tree_moves(problem: LayerProblem, labels: Tensor, tree: SpanningTree) -> Te
         fields[below] -= strength * errors[above]
         fields.index_add_(0, above, strength * errors[below], alpha=-1)
     x = problem.choices() - problem.w
-    moved = tree.max_product(-(x * fields + diagonal / 2 * x.square()), x, couplings)
+    logits = -(x * fields + diagonal / 2 * x.square())
+    if (barred := problem.barred(labels)) is not None:
+        logits = logits.masked_fill(barred, -torch.inf)
+    moved = tree.max_product(logits, x, couplings)
     better = problem.energy(problem.values(moved)) < problem.energy(problem.values(labels))
     return _pair_moves(problem, torch.where(better, moved, labels), tree.edges)
 
 
 def _pair_moves(problem: LayerProblem, labels: Tensor, edges: list[tuple[int, int]]) -> Tensor:
     """The best labels of both ends of every edge, jointly, given the others; one sweep."""
+    barred = problem.barred(labels)
     labels, values, d = labels.clone(), problem.values(labels), len(problem.levels)
     fields = problem.a @ (values - problem.w)
     for edge in edges:
@@ -337,6 +347,9 @@ def _pair_moves(problem: LayerProblem, labels: Tensor, edges: list[tuple[int, in
         p, q = problem.choices(edge[0]), problem.choices(edge[1])
         first = p * others[0] + among[0, 0] / 2 * p.square()
         second = q * others[1] + among[1, 1] / 2 * q.square()
+        if barred is not None:
+            first = first.masked_fill(barred[:, edge[0]], torch.inf)
+            second = second.masked_fill(barred[:, edge[1]], torch.inf)
         energies = first[:, None] + second + among[0, 1] * p[:, None] * q
         best = energies.flatten(0, 1).argmin(0)
         new = torch.stack([best // d, best % d])

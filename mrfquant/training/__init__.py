@@ -3,7 +3,7 @@
 from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.training.collectors import Collector, Console, JsonLines
 from mrfquant.training.evaluation import evaluate
-from mrfquant.training.hooks import Samples
+from mrfquant.training.hooks import Decide, Samples
 from mrfquant.training.tensorboard_collector import TensorBoard
 from mrfquant.training.trainer import Hook, Interrupted, Trainer
 from mrfquant.training.wandb_collector import WandB
@@ -12,6 +12,7 @@ __all__ = [
     "Checkpoints",
     "Collector",
     "Console",
+    "Decide",
     "Hook",
     "Interrupted",
     "JsonLines",

@@ -77,11 +77,12 @@ def launch(
         raise BadInput(f"there is no run in {out} to resume: give the folder of a run, or a config to start one")
     else:
         flags = [] if seed is None else [f"Experiment.seed = {seed}"]
+        start = [] if weights is None else ["Labelling.start = 'weights'"]  # unless --set says 'labels'
         if weights is not None:
-            flags += [f"Experiment.weights = {os.path.abspath(weights)!r}", "Labelling.start = 'weights'"]
+            flags += [f"Experiment.weights = {os.path.abspath(weights)!r}"]
         if isinstance(config, Mapping):
             bindings, config = [*as_bindings(config), *bindings], None
-        read = Config(config, [*bindings, *flags, *(["Experiment.smoke = True"] if smoke else [])], imports)
+        read = Config(config, [*start, *bindings, *flags, *(["Experiment.smoke = True"] if smoke else [])], imports)
     team, where = join_team(choose_device(device))
     with read.locate_errors():
         experiment = configured(Experiment, device=where, data_root=data_root(data), team=team)

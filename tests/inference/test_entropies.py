@@ -66,6 +66,25 @@ def test_marginals_equal_enumeration(d, scale):
     assert not torch.allclose(found, _project(Softmax(), block, aux), atol=1e-3)  # the couplings do something
 
 
+@pytest.mark.parametrize("levels", [[-1, 1], [-0.5, 0.5], [0, 1]])
+@pytest.mark.parametrize(("scale", "strength"), [("none", 50.0), ("channel", 1000.0)])
+@pytest.mark.parametrize("depth", [None, 1])
+def test_compiled_and_plain_marginals_of_a_layer_agree(levels, scale, strength, depth):
+    torch.manual_seed(0)
+    model, x = nn.Linear(40, 30), torch.randn(50, 40)
+    labelling = Labelling(model, levels, scale=scale)
+    energy = PairwiseEnergy(samples=None)
+    energy.attach(labelling)
+    functional.cross_entropy(model(x), torch.arange(50) % 30).backward()
+    (block,) = labelling.blocks
+    projection = TreeEntropy(strength, depth).projection(block, Softmax(), energy)
+    aux = torch.randn(block.m)
+    planes = Softmax().planes(torch.stack([-aux, aux]), BETA)
+    expected = projection.planes(torch.stack([-aux, aux]), BETA)
+    torch.testing.assert_close(projection.pair(aux, BETA), expected[1] - expected[0], rtol=1e-3, atol=1e-4)
+    assert (expected - planes).abs().max() > 0.01
+
+
 @pytest.mark.parametrize("d", LEVELS)
 def test_without_couplings_it_is_softmax(d):
     block, energy, aux = _block(d, strength=0.0)

@@ -62,3 +62,31 @@ def test_the_digits_stay_learned(name, data):
     model = solver.finalize()
     assert accuracy(model, *test) >= trained - 2
     labelling.check_on_levels(model.state_dict())
+
+
+@pytest.mark.parametrize("levels", [[-1, 1], [-1, 0, 1], mq.uniform(2), mq.uniform(3)])
+@pytest.mark.parametrize("group_size", [None, 50])
+@pytest.mark.parametrize("form", ["line", "planes"])
+def test_labels_found_by_rounding_are_where_training_starts(levels, group_size, form, data):
+    (images, _), _ = data
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 20), nn.ReLU(), nn.Linear(20, 10))
+    result = mq.round_network(model, [images[:900]], levels, "gptq", group_size=group_size, progress=False)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    scale = "group" if group_size else "channel"
+    labelling = mq.Labelling(
+        model, levels, which="weights", scale=scale, group_size=group_size or 1, start="labels", form=form
+    )
+    solver = mq.ProximalMeanField(labelling, lambda p: torch.optim.Adam(p, lr=0.02))
+    (item,) = solver.items()
+    expected = torch.cat([result.labels[name].flatten() for name in labelling.labelled.spans])
+    assert torch.equal(solver.labels(*item), expected.int())
+    with solver.rounded():
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(tensor, state[name], rtol=1e-5, atol=1e-7)
+
+
+def test_weights_off_the_levels_are_no_labels():
+    model = nn.Linear(30, 5)
+    with pytest.raises(mq.BadInput, match=r"weight is not on the levels .* times a scale: round the network first"):
+        mq.Labelling(model, [-1, 1], which="weights", scale="channel", start="labels")

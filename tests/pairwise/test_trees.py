@@ -6,9 +6,17 @@ import networkx
 import pytest
 import torch
 
+from mrfquant.kernels import dispatch
+from mrfquant.pairwise import trees
 from mrfquant.pairwise.trees import SpanningTree
 
-SHAPES = {"chain": [-1, 0, 1, 2], "star": [1, -1, 1, 1, 1], "mixed": [2, 0, -1, 2, 3, 0], "one": [-1]}
+SHAPES = {
+    "chain": [-1, 0, 1, 2],
+    "star": [1, -1, 1, 1, 1],
+    "mixed": [2, 0, -1, 2, 3, 0],
+    "one": [-1],
+    "two trees": [-1, 0, 3, -1, 3, 0],
+}
 
 
 def _enumerate(parents, logits, x, couplings):
@@ -43,6 +51,51 @@ def test_both_products_equal_enumeration(parents, d, shared):
         for label in range(d):
             torch.testing.assert_close(marginals[label, j], p[labellings[:, j] == label].sum(0), rtol=1e-8, atol=1e-10)
     assert torch.equal(tree.max_product(logits, x, couplings), labellings[weights.argmax(0)].T)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("parents", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("scaled", [True, False])
+def test_marginals_of_two_labels_equal_enumeration(monkeypatch, parents, scaled, compiled):
+    monkeypatch.setattr(trees, "SMALLEST", 0 if compiled else 10**9)
+    torch.manual_seed(len(parents))
+    n, rows = len(parents), 37  # more than are done at once
+    fields, couplings, factors = torch.randn(rows, n), torch.randn(n), torch.rand(rows) * 3
+    scale = torch.rand(rows, n) + 0.5 if scaled else None
+    if compiled:
+        pytest.importorskip("numba")
+        assert dispatch.usable(fields, smallest=0)
+    found = SpanningTree(parents).pair_marginals(fields, couplings, factors, scale)
+    logits, x = torch.stack([-fields.T, fields.T]).double(), torch.ones(n, rows) if scale is None else scale.T
+    x = torch.stack([-x, x]).double()
+    labellings, weights = _enumerate(parents, logits, x, (couplings[:, None] * factors).double())
+    signs = 2.0 * labellings - 1
+    torch.testing.assert_close(found.double(), weights.softmax(0).T @ signs.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_compiled_marginals_keep_their_precision_when_labels_are_decided():
+    pytest.importorskip("numba")
+    torch.manual_seed(0)
+    tree, beta = SpanningTree.strongest(torch.randn(60, 60)), 1e4
+    fields, couplings, factors = torch.randn(20, 60), torch.randn(60), torch.rand(20)
+    found = tree.pair_marginals(fields * beta, couplings, factors * beta)
+    exact = tree.pair_marginals(fields.double() * beta, couplings.double(), factors.double() * beta)
+    assert (exact.abs() > 0.999).double().mean() > 0.9
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=2e-2)  # of logits of 1e4, in float32
+    assert torch.equal(found > 0, exact > 0)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_cut_trees_are_no_deeper_and_lose_no_other_edge(depth):
+    torch.manual_seed(depth)
+    tree = SpanningTree.strongest(torch.randn(40, 40))
+    part = tree.cut(depth)
+    assert len(tree.levels) > depth >= len(part.levels)
+    lost = set(tree.edges) - set(part.edges)
+    levels = {j: level for level, (below, _) in enumerate(tree.levels, 1) for j in below.tolist()}
+    assert set(part.edges) <= set(tree.edges)
+    assert lost == {(j, parent) for j, parent in tree.edges if levels[j] % (depth + 1) == 0}
+    assert tree.cut(depth) is part
 
 
 def test_without_couplings_marginals_are_softmax():
