@@ -19,7 +19,7 @@ PRIORS: dict[str, Callable[[], Energy]] = {
 }
 
 
-OF_ZEROS: dict[str, Callable[[], Energy]] = {"cliques": CliquePotts}
+OF_ZEROS: dict[str, Callable[[], Energy]] = {"cliques": CliquePotts}  # for levels with a 0
 
 
 class WithPrior(PMF):
@@ -41,6 +41,6 @@ def measure_energies(options: Options) -> Iterator[tuple[str, Row]]:
         for d, form in FORMS:
             how = (*NETWORKS[name], d, form)
             sides: dict[str, PMF] = {"first order": PMF(*how)}
-            energies = PRIORS | (OF_ZEROS if 0 in LEVELS[d] else {})
+            energies = PRIORS | (OF_ZEROS if d == 3 else {})
             sides |= {called: WithPrior(energy(), *how) for called, energy in energies.items()}
             yield f"{name}, d={d}{', planes' * (form == 'planes')}", ratios(in_turns(sides, options))
