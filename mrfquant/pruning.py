@@ -199,7 +199,7 @@ def _route(modules: dict[fx.Node, Any], node: fx.Node) -> Route | None:
                 return None
             route.norms.append(module)
             maps = [*maps, _normalised(module)]
-        elif (mapped := _mappedof(node, module)) is not None:
+        elif (mapped := _pointwise(node, module)) is not None:
             maps = [*maps, mapped]
         elif _is_pool(node, module):
             if not is_map:
@@ -247,7 +247,7 @@ def _normalised(norm: Any) -> Map:
     return apply
 
 
-def _mappedof(node: fx.Node, module: nn.Module | None) -> Map | None:
+def _pointwise(node: fx.Node, module: nn.Module | None) -> Map | None:
     """What is done to every value by itself, if it is."""
     if type(module) in POINTWISE:
         alone = copy.deepcopy(module).eval()
