@@ -25,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -196,6 +197,14 @@ class Projection(ABC):
         """
         return self.planes_vjp(u, q * g, beta, aux)
 
+    def unary_vjp(
+        self, u: Tensor, q: Tensor, g: Tensor, parts: Sequence[int], costs: Tensor, beta: float, aux: Tensor
+    ) -> Tensor:
+        """Likewise of the gradient q gᵀ + c for costs c (parts, d) of the labels, alike for so many variables each."""
+        sizes = torch.tensor(parts, device=g.device)
+        each = costs.T.repeat_interleave(sizes, 1, output_size=len(g))
+        return self.planes_vjp(u, (q * g).add_(each), beta, aux)
+
 
 @configurable
 class Softmax(Projection):
@@ -232,6 +241,24 @@ class Softmax(Projection):
         if self.jacobian == "reference":  # the mean is all of u that it needs
             return beta / line.top, line.top**2 / line.square, line.centre
         return None
+
+    def mean_costs(self, costs: Tensor, parts: Sequence[int], beta: float, line: Line | None) -> fused.Costs | None:
+        """The gradient on t of <c, u> for costs c of the labels (parts, d), of a pair or a line; None if there is no
+        formula for it.
+
+        With three even levels and κ = exp(-2 beta s), u_1 u_3 = κ² u_2² makes u_2 a function of t, and of <c, u> the
+        slope (c_3 - c_1) / 2 + ((c_1 + c_3) / 2 - c_2) sinh(2 beta a) / (cosh(2 beta a) + 2 κ).
+        """
+        values = costs.double().numpy()
+        low, high = values[:, 0], values[:, -1]
+        if line is None:
+            bend, soft = np.zeros_like(low), 0.0
+        elif line.grid == line.top == 2:
+            bend, soft = (low + high) / 2 - values[:, 1], 4 * math.exp(-2 * beta * line.spacing)
+        else:
+            return None
+        numbers = np.stack([(high - low) / 2, bend], 1).astype(np.float32)
+        return fused.Costs(np.cumsum(parts), numbers, np.array([2 * beta * fused.LOG2E, soft], np.float32))
 
     def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         # The maximum goes before beta is multiplied in: beta times a large ũ may be infinite, beta times 0 is 0.
@@ -307,6 +334,15 @@ class Softmax(Projection):
         if self.jacobian == "exact":
             return u.mul_(q - w).mul_(g * beta)
         return super().weights_vjp(u, q, w, g, beta, aux)
+
+    def unary_vjp(
+        self, u: Tensor, q: Tensor, g: Tensor, parts: Sequence[int], costs: Tensor, beta: float, aux: Tensor
+    ) -> Tensor:
+        if self.jacobian in ("exact", "reference") and fused.usable(u, q, g):
+            centred = costs - costs.mean(1, keepdim=True)
+            fused.unary_vjp(u, q, g, parts, centred, beta, self.jacobian == "exact")
+            return u
+        return super().unary_vjp(u, q, g, parts, costs, beta, aux)
 
 
 @configurable

@@ -21,6 +21,7 @@ from torch.nn import functional
 from mrfquant.errors import BadInput
 
 Layer = nn.Linear | nn.Conv2d
+Map = Callable[[Tensor], Tensor]
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 POINTWISE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Hardtanh, nn.Sigmoid, nn.Tanh),
@@ -79,7 +80,7 @@ class Reader:
     """
 
     layer: Layer
-    maps: list[Callable[[Tensor], Tensor]]
+    maps: list[Map]
     columns: int
 
     @property
@@ -181,6 +182,7 @@ def _route(modules: dict[fx.Node, Any], node: fx.Node) -> Route | None:
     if not _plain(layer):
         return None
     route = Route(layer)
+    ways: list[tuple[fx.Node, list[Map], bool, bool]]  # what comes next, what was done, whether it has pixels, had them
     ways = [(user, [], isinstance(layer, nn.Conv2d), False) for user in node.users]
     while ways:
         node, maps, is_map, flattened = ways.pop()
@@ -197,8 +199,8 @@ def _route(modules: dict[fx.Node, Any], node: fx.Node) -> Route | None:
                 return None
             route.norms.append(module)
             maps = [*maps, _normalised(module)]
-        elif (map_ := _map_of(node, module)) is not None:
-            maps = [*maps, map_]
+        elif (mapped := _pointwise(node, module)) is not None:
+            maps = [*maps, mapped]
         elif _is_pool(node, module):
             if not is_map:
                 return None
@@ -234,7 +236,7 @@ def _plain(module: nn.Module | None) -> bool:
     return type(module) is nn.Linear or (type(module) is nn.Conv2d and module.groups == 1)
 
 
-def _normalised(norm: Any) -> Callable[[Tensor], Tensor]:
+def _normalised(norm: Any) -> Map:
     """What batch norm in eval mode makes of constants (c,)."""
 
     def apply(values: Tensor) -> Tensor:
@@ -245,16 +247,17 @@ def _normalised(norm: Any) -> Callable[[Tensor], Tensor]:
     return apply
 
 
-def _map_of(node: fx.Node, module: nn.Module | None) -> Callable[[Tensor], Tensor] | None:
+def _pointwise(node: fx.Node, module: nn.Module | None) -> Map | None:
     """What is done to every value by itself, if it is."""
     if type(module) in POINTWISE:
         alone = copy.deepcopy(module).eval()
         return lambda values: alone(values.clone())
     if node.op == "call_function" and node.target in POINTWISE_FUNCTIONS and len(node.args) == 1:
-        function, kwargs = node.target, {name: value for name, value in node.kwargs.items() if name != "inplace"}
-        return lambda values: function(values, **kwargs)
+        function: Any = node.target
+        settings = {name: value for name, value in node.kwargs.items() if name != "inplace"}
+        return lambda values: function(values, **settings)
     if node.op == "call_method" and node.target in POINTWISE_FUNCTIONS:
-        return lambda values: getattr(values, node.target)()
+        return lambda values: getattr(values, str(node.target))()
     return None
 
 

@@ -89,7 +89,9 @@ class Energy(ABC):
         An energy that knows it, from the chances of a few labels, saves the solver the planes of all of them.
         """
         total, costs = self.weight_gradient(block), self.label_costs(block)
-        for label in range(0 if costs is None else block.d):
+        if costs is None:
+            return total
+        for label in range(block.d):
             term = means.chance(label)[1].mul_(block.each(costs[:, label]))
             total = term if total is None else term.add_(total)
         return total

@@ -26,7 +26,7 @@ class Cliques:
 
     Attributes:
         weight: the parameter. start: where it begins in its block. axis: the dimension along which it is cut.
-        count: cliques. size: weights of each.
+        count: cliques.
     """
 
     weight: Tensor

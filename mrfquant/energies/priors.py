@@ -50,8 +50,8 @@ class Prior(Energy):
         return (block.each(self.label_costs(block).T) * block.probabilities(u)).sum()
 
     def gradient(self, block: Block, u: Tensor) -> Tensor:
-        costs = block.each(self.label_costs(block).T)
-        return (costs[1] - costs[0]) / 2 if block.is_pair else costs.clone()
+        costs = self.label_costs(block).T
+        return block.each((costs[1] - costs[0]) / 2 if block.is_pair else costs).clone()
 
 
 @configurable

@@ -41,6 +41,7 @@ def auxiliary_gradient(
     aux: Tensor,
     beta: float,
     line: Line | None = None,
+    spread: float | None = None,
     means: Means | None = None,
 ) -> Tensor:
     """The gradient of E^k(P(beta ũ)) with respect to ũ at u = P(beta ũ). May overwrite `block.g` and planes u.
@@ -53,30 +54,30 @@ def auxiliary_gradient(
         aux: ũ.
         beta: the inverse temperature.
         line: of a block that is on one.
+        spread: beta in u = P(beta ũ), if it is another than in the product.
         means: u as a function of the weights, where that is known.
     """
-    g = weight_gradient(energy, block, means)
-    if g is None and line is not None:
-        u = projection.planes(line.planes(aux), beta)
-        return projection.line_planes_vjp(u, energy.gradient(block, u), beta, aux, line)
-    if g is None:
+    g, costs = energy.weight_gradient(block), energy.label_costs(block)
+    if means is not None and (g is None or costs is not None):
+        g, costs = energy.mean_gradient(block, means), None
+    one_number = block.is_pair or line is not None
+    if g is None or (costs is not None and one_number):
+        if line is not None:
+            u = projection.planes(line.planes(aux), beta if spread is None else spread)
+            return projection.line_planes_vjp(u, energy.gradient(block, u), beta, aux, line)
         vjp = projection.pair_vjp if block.is_pair else projection.planes_vjp
         return vjp(u, energy.gradient(block, u), beta, aux)
     # The same in the place of g and u: no new tensor of their size. w is taken for u q.
     g = g if block.scale is None else g.mul_(block.scale)
-    if block.is_pair or line:
+    if one_number:
         delta = g if block.levels.half_gap == 1 else g.mul_(block.levels.half_gap)
         return projection.line_vjp(u, delta, beta, aux, line) if line else projection.pair_vjp(u, delta, beta, aux)
+    if costs is not None:
+        return projection.unary_vjp(u, block.centred_q, g, block.parts, costs, beta, aux)
     w = block.unscaled_weights()
     if block.mean_level:
         w = w - block.mean_level
     return projection.weights_vjp(u, block.centred_q, w, g, beta, aux)
-
-
-def weight_gradient(energy: Energy, block: Block, means: Means | None) -> Tensor | None:
-    """The gradient of all of E^k with respect to the weights (m,), if there is one; it may be overwritten."""
-    g = energy.weight_gradient(block) if energy.label_costs(block) is None else None
-    return energy.mean_gradient(block, means) if g is None and means is not None else g
 
 
 class DefaultAnnealing(Schedule):
@@ -165,9 +166,8 @@ class ProjectedInference(Inference):
     def gradient(self, block: Block, x: Tensor) -> Tensor | None:
         if self.auxiliary:
             u = self._planes[block.start] if block.start in self._planes else block.mean_of_weights()
-            line, projection = self._lines.get(block.start), self.projection_of(block)
-            beta, means = self.product_beta, self._means(block)
-            return auxiliary_gradient(self.energy, projection, block, u, x, beta, line, means)
+            how = (self.projection_of(block), block, u, x, self.product_beta, self._lines.get(block.start), self.beta)
+            return auxiliary_gradient(self.energy, *how, self._means(block))
         return self._on_variables(block, x, self.energy.gradient(block, self.marginals(block, x)))
 
     def project(self, block: Block, x: Tensor) -> None:
@@ -193,13 +193,17 @@ class ProjectedInference(Inference):
         assert isinstance(self.projection, Softmax)
         line = self._lines.get(block.start)
         factors = self.projection.mean_factors(self.product_beta, line)
-        if factors is None or (g := weight_gradient(self.energy, block, self._means(block))) is None:
+        g, costs = self.energy.weight_gradient(block), self.energy.label_costs(block)
+        if g is None and factors is not None and (means := self._means(block)) is not None:
+            g, costs = self.energy.mean_gradient(block, means), None
+        on_mean = dispatch.NO_COSTS
+        if costs is not None and (on_mean := self.projection.mean_costs(costs, block.parts, self.beta, line)) is None:
             return False
-        if (rule := rule_of(self.optimizer, x)) is None:
+        if g is None or factors is None or (rule := rule_of(self.optimizer, x)) is None:
             return False
         how = self.projection.mean_kernel(self.schedule(self.iteration + 1, self.budget), line)
         levels = (block.levels.middle, block.levels.half_gap)
-        dispatch.step(x, g, block.w, block.scale, levels, factors, rule, how)  # clears g
+        dispatch.step(x, g, block.w, block.scale, levels, factors, rule, how, on_mean)  # clears g
         if g is not block.g:
             block.g.zero_()
         return True
