@@ -20,12 +20,15 @@ class Energy(ABC):
     goes into `state_dict`.
     """
 
+    by_weight = False  # whether it treats each weight by itself, so that parts of blocks can be handed to it
     temperature = 1.0  # what the loss divides the network's outputs by; see `Inference.prepare`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "gradient" in vars(cls) and "weight_gradient" not in vars(cls):
             cls.weight_gradient = Energy.weight_gradient  # type: ignore[method-assign]  # the parent's does not fit it
+        if "gradient" in vars(cls) and "by_weight" not in vars(cls):
+            cls.by_weight = False  # nor does what it says
 
     def attach(self, labelling: Labelling) -> None:  # noqa: B027 - most energies read blocks only
         """Meet the labelling before the first step, with the network whose parameters it has."""

@@ -8,7 +8,7 @@ they are asked for.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -34,6 +34,7 @@ class Block:
         group: the number of its group of parameters, see `Labelling`.
         precision: of the network's weights, which those here are rounded to; that of w by default.
         form: of auxiliary variables of more than two levels, see `mrfquant.projections`.
+        number: its place among the blocks of the labelling; that of the whole one for a part of a block.
     """
 
     levels: LevelSet
@@ -44,6 +45,7 @@ class Block:
     group: int = 0
     precision: torch.dtype | None = None
     form: Form = "planes"
+    number: int = 0
 
     def __post_init__(self) -> None:
         self.q = torch.tensor(self.levels.values, dtype=self.w.dtype, device=self.w.device)
@@ -63,6 +65,12 @@ class Block:
     def d(self) -> int:
         """Number of labels."""
         return len(self.levels)
+
+    def part(self, start: int, stop: int) -> Block:
+        """The variables of the labelling's vectors from `start` to `stop`, which are some of this block's."""
+        cut = slice(start - self.start, stop - self.start)
+        scale = None if self.scale is None else self.scale[cut]
+        return replace(self, start=start, w=self.w[cut], g=self.g[cut], scale=scale)
 
     @property
     def is_pair(self) -> bool:
