@@ -1,4 +1,4 @@
-"""Sweeps of several machines that share a database: a real PostgreSQL server, two sweeps at once, one of them killed."""
+"""Sweeps of several machines on one database: a real PostgreSQL server, two sweeps at once, one of them killed."""
 
 import os
 import pwd
