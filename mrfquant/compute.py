@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -245,8 +247,23 @@ def join_team(device: torch.device) -> tuple[Team, torch.device]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    with _ending_at_once():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return present_team(), device
+
+
+@contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """Within the block SIGTERM ends the process: there is nothing to save while it waits for its peers, and torchrun
+    would wait half a minute for it when it starts them all again."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def exit_process(status: int) -> None:

@@ -92,7 +92,8 @@ def billion(d: int, form: Form = "line") -> dict[str, Any]:
 
     A ring of n GPUs moves 2 (n - 1) / n of the gradient's 4 bytes a parameter in and out of each; reduce-scatter and
     all-gather, where the GPUs share the variables out, move half of that each. Shared out, a GPU keeps w and g, 8 bytes
-    a parameter, and an n-th of the rest; it moves an n-th of the variables, and clears all of g.
+    a parameter, and an n-th of the rest; backward adds to all of g, and all of it is cleared, 16 bytes a parameter in its
+    memory, and an n-th of the rest of the step is its own.
     """
     update = Update(SOME, d, form)
     update()
@@ -106,8 +107,8 @@ def billion(d: int, form: Form = "line") -> dict[str, Any]:
         "ms on 1 GPU": 1e3 * moved / GPU_BANDWIDTH,
     }
     for n, link in LINKS.items():
-        ring, both = 2 * (n - 1) / n * 4 * PARAMETERS / link, 8 * PARAMETERS
+        ring, both, whole = 2 * (n - 1) / n * 4 * PARAMETERS / link, 8 * PARAMETERS, 16 * PARAMETERS
         row[f"ms on {n}"] = 1e3 * (moved / GPU_BANDWIDTH + ring)
         row[f"GB kept on {n}, shared out"] = (both + (kept - both) / n) / 1e9
-        row[f"ms on {n}, shared out"] = 1e3 * ((moved / n + 4 * PARAMETERS) / GPU_BANDWIDTH + ring)
+        row[f"ms on {n}, shared out"] = 1e3 * ((whole + (moved - whole) / n) / GPU_BANDWIDTH + ring)
     return row
