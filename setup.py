@@ -34,7 +34,7 @@ ALL = [package for name, extra in EXTRAS.items() if name != "language" for packa
 TOOLS = ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "setuptools"]
 DOCS = ["mkdocs<2", "mkdocs-material", "mkdocstrings[python]", "mkdocs-jupyter", "nbclient", "ipykernel"]
 TRUTHS = ["scikit-learn", "torchmetrics>=1.0", "lightning", "accelerate"]
-PEERS = ["pytoulbar2"]  # tests that compare with them are left out where they are missing
+PEERS = ["pytoulbar2", "psycopg[binary]"]  # tests that compare with them are left out where they are missing
 
 setup(
     name="mrfquant",

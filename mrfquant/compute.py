@@ -4,14 +4,17 @@ Each process computes on its part of every batch, all hold the same labels:
 
     torchrun --nproc_per_node=2 -m mrfquant run --gin gin/pmf_lenet300_mnist.gin
 
-A step averages one vector of m gradients, whatever the number of labels, and every process then takes the same step.
+A step averages one vector of m gradients, whatever the number of labels, and every process then takes the same step; or
+each process takes that of its part, if they share the variables out (`Labelling.shard`).
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -26,6 +29,9 @@ from torch import Tensor, nn
 from mrfquant.errors import BadInput, RunFailed
 
 T = TypeVar("T")
+# Newer versions of torch warn of the names that older ones have.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -42,6 +48,11 @@ def choose_device(name: str = "auto") -> torch.device:
         there += ["mps"] if torch.backends.mps.is_available() else []
         raise BadInput(f"there is no device {name!r} here: choose auto or one of {', '.join(there)}") from None
     return device
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The type of long sums: MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def free_memory(device: torch.device) -> int:
@@ -172,6 +183,32 @@ class Team:
         if self.world_size > 1 and tensor.numel():
             dist.broadcast(tensor, 0)
 
+    def scatter_mean(self, whole: Tensor, own: Tensor) -> None:
+        """Replace `own`, this process's part of a vector, by the mean over the processes; the rest is left undefined.
+
+        Args:
+            whole: (n,), the parts of all processes, of one length, in their order. own: a view of it.
+        """
+        if dist.get_backend() == "gloo":  # whose own operation moves what an all-reduce does
+            parts = torch.empty_like(whole)
+            dist.all_to_all_single(parts, whole)
+            torch.sum(parts.view(self.world_size, -1), 0, out=own)
+        else:
+            _reduce_scatter(own, whole)
+        own.div_(self.world_size)
+
+    def gather(self, whole: Tensor, own: Tensor) -> None:
+        """Bring the parts of all processes into the vector `whole` (n,), of which `own` is this one's."""
+        _all_gather(whole, own)
+
+    def collect(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The parts of all processes (sizes[rank],) one after the other; with the leader only, others get their own."""
+        padded = part.new_zeros(max(sizes))
+        padded[: len(part)] = part
+        parts = [torch.empty_like(padded) for _ in sizes] if self.leads else None
+        dist.gather(padded, parts, 0)
+        return part if parts is None else torch.cat([p[:size] for p, size in zip(parts, sizes, strict=True)])
+
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether the flag is set in one of the processes. Waits for the device."""
         return flag if self.world_size == 1 else bool(self.total(torch.tensor(float(flag), device=device)).item())
@@ -218,8 +255,23 @@ def join_team(device: torch.device) -> tuple[Team, torch.device]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    with _ending_at_once():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return present_team(), device
+
+
+@contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """Within the block SIGTERM ends the process: there is nothing to save while it waits for its peers, and torchrun
+    would wait half a minute for it when it starts them all again."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def exit_process(status: int) -> None:

@@ -124,6 +124,64 @@ def test_a_killed_process_of_torchrun_ends_the_run_and_it_can_be_resumed(config,
     assert torch.isfinite(state["inference"]["variables"][0]).all()
 
 
+def torchrun(*arguments):
+    """An agent; its messages come with `communicate`."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=5", *map(str, arguments)]
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    return subprocess.Popen(command, env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def kill_a_worker(agent, folder):
+    """Once there is a checkpoint, one of those that an agent has started."""
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("checkpoints/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(workers(agent.pid)[-1], signal.SIGKILL)
+
+
+def assert_same_end(folder, undisturbed):
+    """Of two runs: the same figures and variables, up to rounding, and one record for each iteration."""
+    found, expected = (json.loads((f / "summary.json").read_text()) for f in (folder, undisturbed))
+    for name in ("best_iteration", "best_val_top1", "test_top1"):
+        assert found[name] == pytest.approx(expected[name], abs=0.2), name  # an image of 500
+    assert (variables(folder) - variables(undisturbed)).abs().max() < 1e-4
+    records = [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert records == list(range(5, 205, 5))
+    assert "going on from iteration" in (folder / "log.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", [False, True])
+def test_torchrun_starts_killed_processes_again_and_the_run_ends_as_if_undisturbed(config, run, tmp_path, shard):
+    path, sharded = config(200), ["--set", f"Labelling.shard = {shard}"]
+    run(2, "--gin", path, "--out", tmp_path / "undisturbed", *sharded)
+    folder = tmp_path / "killed"
+    command = [*COMMAND, "--gin", path, "--out", folder, "--continue", *sharded]
+    agent = torchrun("--standalone", "--nproc_per_node=2", *command)
+    kill_a_worker(agent, folder)
+    _, err = agent.communicate(timeout=300)
+    assert agent.returncode == 0, err
+    assert_same_end(folder, tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+def test_two_nodes_go_on_when_a_process_of_one_is_killed(config, run, tmp_path):
+    path = config(200)
+    run(2, "--gin", path, "--out", tmp_path / "undisturbed")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    where = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=run", "--local-addr=127.0.0.1"]
+    folder = tmp_path / "killed"
+    command = [*COMMAND, "--gin", path, "--out", folder, "--continue"]
+    agents = [torchrun("--nnodes=2", "--nproc_per_node=1", *where, *command) for _ in range(2)]
+    kill_a_worker(agents[1], folder)
+    for agent in reversed(agents):
+        _, err = agent.communicate(timeout=300)
+        assert agent.returncode == 0, err
+    assert_same_end(folder, tmp_path / "undisturbed")
+
+
 @pytest.fixture
 def team_of_one(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)

@@ -13,6 +13,7 @@ from torch import nn
 from mrfquant.benchmarks.networks import _state, nbytes
 from mrfquant.benchmarks.operations import Operations
 from mrfquant.benchmarks.timing import Options, Row, in_turns
+from mrfquant.compute import present_team
 from mrfquant.errors import BadInput
 from mrfquant.inference import ProximalMeanField
 from mrfquant.labelling import Labelling
@@ -22,24 +23,26 @@ SIZES = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
 LEVELS = (2, 3, 4, 8, 16)
 FORMS: dict[Form, str] = {"line": "", "planes": ", planes"}  # and what rows say of them
 MIDDLE = 1_000_000  # parameters at which d varies
-PARAMETERS, GPU_MEMORY, GPU_BANDWIDTH, GPUS, LINK_BANDWIDTH = 10**9, 80e9, 2.0e12, 8, 300e9  # an A100 with NVLink
+PARAMETERS, GPU_MEMORY, GPU_BANDWIDTH = 10**9, 80e9, 2.0e12  # an A100
+LINKS = {8: 300e9, 64: 25e9}  # bytes a second between GPUs: NVLink in one machine, 200 Gb/s for each GPU among eight
 SOME = 4_000  # parameters at which traffic is counted; so few that torch's own operations run, as on a GPU
 
 
 class Update:
     """What PMF does for m parameters of d levels between two backward passes."""
 
-    def __init__(self, m: int, d: int, form: Form = "line") -> None:
+    def __init__(self, m: int, d: int, form: Form = "line", shard: bool = False) -> None:
         torch.manual_seed(0)
         self.model = nn.Module()
         self.model.w = nn.Parameter(torch.randn(m))
         levels = [2 * k - (d - 1) for k in range(d)]
-        labelling = Labelling(self.model, levels, form=form)
+        labelling = Labelling(self.model, levels, form=form, shard=shard)
         self.solver = ProximalMeanField(labelling, lambda p: torch.optim.Adam(p, lr=1e-3, fused=True))
         self.g = torch.randn(m)
 
     def __call__(self) -> None:
         self.solver.labelling.labelled.g.add_(self.g)  # as backward does
+        self.solver.average_gradients(present_team())
         self.solver.step()
 
     def kept(self) -> int:
@@ -87,19 +90,25 @@ def exponent(sizes: Sequence[float], times: Sequence[float]) -> float:
 def billion(d: int, form: Form = "line") -> dict[str, Any]:
     """Arithmetic, not measured: memory and traffic per parameter times a billion.
 
-    Every GPU of a data-parallel run keeps all variables, so eight do not need less memory each; a ring moves
-    2 (n - 1) / n of the gradient's 4 bytes a parameter in and out of each.
+    A ring of n GPUs moves 2 (n - 1) / n of the gradient's 4 bytes a parameter in and out of each; reduce-scatter and
+    all-gather, where the GPUs share the variables out, move half of that each. Shared out, a GPU keeps w and g, 8 bytes
+    a parameter, and an n-th of the rest; backward adds to all of g, and all of it is cleared, 16 bytes a parameter in
+    its memory, and an n-th of the rest of the step is its own.
     """
     update = Update(SOME, d, form)
     update()
     with Operations() as counted:
         update()
     kept, moved = update.kept() / SOME * PARAMETERS, counted.moved / SOME * PARAMETERS
-    ring = 2 * (GPUS - 1) / GPUS * 4 * PARAMETERS / LINK_BANDWIDTH
-    return {
+    row = {
         "GB kept": kept / 1e9,
         "share of 80 GB": kept / GPU_MEMORY,
         "GB moved": moved / 1e9,
         "ms on 1 GPU": 1e3 * moved / GPU_BANDWIDTH,
-        f"ms on {GPUS}": 1e3 * (moved / GPU_BANDWIDTH + ring),
     }
+    for n, link in LINKS.items():
+        ring, both, whole = 2 * (n - 1) / n * 4 * PARAMETERS / link, 8 * PARAMETERS, 16 * PARAMETERS
+        row[f"ms on {n}"] = 1e3 * (moved / GPU_BANDWIDTH + ring)
+        row[f"GB kept on {n}, shared out"] = (both + (kept - both) / n) / 1e9
+        row[f"ms on {n}, shared out"] = 1e3 * ((whole + (moved - whole) / n) / GPU_BANDWIDTH + ring)
+    return row

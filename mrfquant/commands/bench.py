@@ -31,6 +31,7 @@ SUBJECTS = {
     "loader": ("A batch, others against mrfquant", "loader", "measure_loader"),
     "mrf": ("Solvers on a random graph and on a grid of 4 labels", "mrf", "measure_fields"),
     "pack": ("Evaluation from packed weights, two levels, against float", "packed", "measure_packed"),
+    "shards": ("Each of n processes that share a million variables out, bytes a parameter", "shards", "measure_shards"),
     "scaling": ("PMF's update between backward passes, m parameters, d levels", "scaling", "measure_scaling"),
 }
 

@@ -21,6 +21,7 @@ def parser() -> Parser:
             "--gin my.gin --import my_solver",
             "--gin gin/pmf_lenet300_digits.gin --weights runs/float --set \"Labelling.scale = 'channel'\"",
             "--resume runs/ref_lenet300_digits-seed0-20260101-120000",
+            "--gin my.gin --out runs/mine --continue",
         ],
         "0 finished, 1 the run failed, 2 bad input, 128 + signal when stopped (the run can be resumed)",
     )
@@ -36,6 +37,12 @@ def parser() -> Parser:
     p.share("--device")
     p.share("--data")
     p.add_argument("--out", metavar="DIR", type=Path, help="the run's folder (default: a new one under runs/)")
+    p.add_argument(
+        "--continue",
+        dest="go_on",
+        action="store_true",
+        help="go on with the run in --out if there is one: for torchrun and schedulers, which repeat a command",
+    )
     p.share("--wandb", help="Weights & Biases (default: online with credentials, offline without)")
     p.add_argument(
         "--collector",
@@ -69,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
                 seed=arguments.seed,
                 smoke=arguments.smoke,
                 out=arguments.out,
+                resume=arguments.go_on,
                 **options,
             )
         elif summary := RunFolder.open(arguments.resume).summary():
@@ -94,9 +102,12 @@ def main(argv: list[str] | None = None) -> int:
         arguments.smoke,
         arguments.out,
         arguments.hours,
+        arguments.go_on,
     )
     if arguments.resume and any(others):
         p.error("--resume continues a run as it was configured: only --device, --data, --wandb, --collector go with it")
+    if arguments.go_on and arguments.out is None:
+        p.error("--continue goes on with the run in a folder: give its --out")
     status = run_command(run, arguments)
     if "WORLD_SIZE" in os.environ:
         from mrfquant.compute import exit_process

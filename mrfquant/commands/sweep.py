@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import sys
 import time
 import warnings
@@ -55,7 +56,15 @@ def parser() -> Parser:
     return p
 
 
-def open_study(arguments: argparse.Namespace, metric: Metric, worker: int = 0) -> Any:
+def sampler(seed: int) -> Any:
+    """What proposes the settings of a trial."""
+    import optuna
+
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def open_study(arguments: argparse.Namespace, metric: Metric) -> Any:
     """The study in the storage, made if it is not there yet."""
     import optuna
 
@@ -77,7 +86,7 @@ def open_study(arguments: argparse.Namespace, metric: Metric, worker: int = 0) -
         storage=storage,
         direction="maximize" if metric.higher else "minimize",
         load_if_exists=True,
-        sampler=optuna.samplers.TPESampler(seed=arguments.seed + 1000 * worker, constant_liar=True),
+        sampler=sampler(arguments.seed),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
     )
 
@@ -102,6 +111,8 @@ def run_trial(trial: Any, space: Sequence[Dimension], arguments: argparse.Namesp
     frozen = trial.study.get_trials(deepcopy=False)[trial.number]
     first = optuna.storages.RetryHeartbeatStaleTrialCallback.retried_trial_number(frozen)
     folder = arguments.out / f"trial-{trial.number if first is None else first:04d}"
+    # A sampler for each trial: workers of several machines, which do not know of each other, would draw alike.
+    trial.study.sampler = sampler(arguments.seed + 1000 * trial.number)
     chosen = [f"{dimension.binding} = {dimension.suggest(trial)!r}" for dimension in space]
     trial.set_user_attr("folder", str(folder))
     try:
@@ -142,15 +153,15 @@ def _metric(arguments: argparse.Namespace) -> Metric:
         return recipe().chooses
 
 
-def work(arguments: argparse.Namespace, number: int) -> int:
+def work(arguments: argparse.Namespace) -> int:
     """Run trials until the study has enough of them: what a worker does, in its process."""
-    return run_command(lambda arguments: _work(arguments, number), arguments)
+    return run_command(_work, arguments)
 
 
-def _work(arguments: argparse.Namespace, number: int) -> int:
+def _work(arguments: argparse.Namespace) -> int:
     import optuna
 
-    space, study = read_space(arguments.space), open_study(arguments, _metric(arguments), number)
+    space, study = read_space(arguments.space), open_study(arguments, _metric(arguments))
     while len(ended(study)) < arguments.trials:
         optuna.storages.fail_stale_trials(study)  # those of workers that died; each comes again
         running = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
@@ -207,8 +218,8 @@ def lead(arguments: argparse.Namespace) -> int:
     printed = {trial.number for trial in ended(study)}
     print(f"{arguments.trials} trials, {len(printed)} ended already; in {arguments.out}", flush=True)
     threads = max(1, (os.cpu_count() or 1) // arguments.jobs)
-    logs = [arguments.out / f"worker-{number}.log" for number in range(arguments.jobs)]
-    workers = [background(work, arguments, n, log=log, threads=threads) for n, log in enumerate(logs)]
+    logs = [arguments.out / f"worker-{platform.node()}-{number}.log" for number in range(arguments.jobs)]
+    workers = [background(work, arguments, log=log, threads=threads) for log in logs]
     try:
         while True:
             alive = [worker for worker in workers if worker.is_alive()]
@@ -230,7 +241,7 @@ def lead(arguments: argparse.Namespace) -> int:
         lines = logs[workers.index(failed[0])].read_text().strip().splitlines()
         raise RunFailed(redacted(f"a worker ended early: {lines[-1] if lines else 'it said nothing'}"))
     if not any(trial.state.name == "COMPLETE" for trial in ended(study)):
-        raise RunFailed(f"no trial was trained to the end: see {arguments.out / 'worker-0.log'}")
+        raise RunFailed(f"no trial was trained to the end: see {logs[0]}")
     best = study.best_trial
     write_text(arguments.out / "best.gin", (Path(best.user_attrs["folder"]) / "config.gin").read_text())
     print(f"best: {describe(best, metric)}\nit runs again with: mrfquant run --gin {arguments.out / 'best.gin'}")

@@ -34,15 +34,16 @@ class Energy(ABC):
         temperature: what the loss divides the network's outputs by; likewise.
     """
 
+    by_weight = False  # whether it treats each weight by itself, so that parts of blocks can be handed to it
     iteration = 0
     budget: int | None = None
     temperature = 1.0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for short_cut in ("weight_gradient", "label_costs", "mean_gradient"):
-            if "gradient" in vars(cls) and short_cut not in vars(cls):
-                setattr(cls, short_cut, getattr(Energy, short_cut))  # the parent's does not fit it
+        for said in ("weight_gradient", "label_costs", "mean_gradient", "by_weight"):
+            if "gradient" in vars(cls) and said not in vars(cls):
+                setattr(cls, said, getattr(Energy, said))  # the parent's does not fit it
 
     def prepare(self, budget: int | None, temperature: float) -> None:
         """Hear about the run from the solver, before its first step and when the budget changes."""

@@ -13,6 +13,8 @@ from mrfquant.labelling import Block
 class FirstOrderTaylor(Energy):
     """E^k(u) = <g^k, u q>: linear, so the weights do not interact and u's gradient is g^k qᵀ everywhere."""
 
+    by_weight = True
+
     def value(self, block: Block, u: Tensor) -> Tensor:
         return (self.gradient(block, u) * u).sum()
 

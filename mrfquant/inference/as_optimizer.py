@@ -16,6 +16,10 @@ from mrfquant.labelling import Block, Labelling
 
 Loss = TypeVar("Loss")
 OptimizerRecipe = Callable[[list[Any]], torch.optim.Optimizer]
+BY_WEIGHT = [
+    *(torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adadelta),
+    *(torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop),
+]  # optimizers for which a weight is a weight, whatever tensor it lies in
 
 
 class AsOptimizer(torch.optim.Optimizer, ABC):
@@ -35,9 +39,16 @@ class AsOptimizer(torch.optim.Optimizer, ABC):
 
     def __init__(self, labelling: Labelling, variables: list[Tensor], recipe: OptimizerRecipe) -> None:
         apart = bool(getattr(recipe, "by_shape", False))
+        if apart and labelling.sharded:
+            raise BadInput("ByShape drives whole matrices, Labelling.shard cuts them: take one of the two")
         driven = (by_shape if apart else in_one_piece)(labelling, variables)
         self.optimizer = recipe(_as_groups(labelling, driven))
         _check_settings(labelling, self.optimizer)
+        if labelling.sharded and type(self.optimizer) not in BY_WEIGHT:
+            raise BadInput(
+                f"Labelling.shard needs an optimizer that treats each weight by itself, "
+                f"{type(self.optimizer).__name__} may not: take one of {', '.join(c.__name__ for c in BY_WEIGHT)}"
+            )
         if isinstance(self.optimizer, Together) and not apart:
             raise BadInput("ByShape has to know that it drives a solver: hand it over itself, not within a function")
         if labelling.learned is not None:  # a group of their own: decay would draw scales to 1
@@ -52,6 +63,7 @@ class AsOptimizer(torch.optim.Optimizer, ABC):
             for group in self.optimizer.param_groups
         ]
         self.labelling, self._complete = labelling, False
+        self._driven = driven
         self._views = [part for part in driven if part.tensor is not part.base]
         super().__init__(groups, {})  # the groups have all settings already
         self.defaults = dict(self.optimizer.defaults)
@@ -119,11 +131,26 @@ class AsOptimizer(torch.optim.Optimizer, ABC):
             )
         return rates.pop()
 
+    def inner_state(self) -> dict[str, Any]:
+        """The inner optimizer's state as one process alone would have it; whole with the leader only."""
+        state = self.optimizer.state_dict()
+        return self._mapped(state, Driven.joined) if self.labelling.sharded else state
+
     def load_settings(self, state: dict[str, Any]) -> None:
         """Load the inner optimizer's state, and take its settings over."""
-        self.optimizer.load_state_dict(state)
+        self.optimizer.load_state_dict(self._mapped(state, Driven.cut) if self.labelling.sharded else state)
         self._take_settings()
         self._guard()
+
+    def _mapped(self, state: dict[str, Any], change: Callable[[Driven, Tensor], Tensor]) -> dict[str, Any]:
+        """An optimizer's state with every tensor changed, of those that the driven ones have there."""
+        tensors = [tensor for group in self.optimizer.param_groups for tensor in group["params"]]
+        found = {}
+        for number, values in state["state"].items():
+            # None for learned scales, which every process has.
+            part = next((part for part in self._driven if part.tensor is tensors[number]), None)
+            found[number] = {n: change(part, v) if part and isinstance(v, Tensor) else v for n, v in values.items()}
+        return {**state, "state": found}
 
     def _take_settings(self) -> None:
         """Those of the inner optimizer's groups, some of which count steps there."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from mrfquant.compute import present_team
+from mrfquant.compute import Team, present_team, widest
 from mrfquant.config.settings import makes
 from mrfquant.energies import Energy, FirstOrderTaylor
 from mrfquant.errors import BadInput, RunFailed
@@ -50,6 +50,12 @@ class Inference(AsOptimizer):
     method: str  # the name in results
     needs_levels = True
     relaxed = True  # whether the network computes with other weights than the rounded ones while training
+    by_weight = False  # whether `gradient`, `project` and `labels` treat each weight by itself; see `Labelling.shard`
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "by_weight" not in vars(cls) and {"gradient", "project", "labels"} & set(vars(cls)):
+            cls.by_weight = False  # what the parent says is not about these
 
     def __init__(
         self,
@@ -61,15 +67,20 @@ class Inference(AsOptimizer):
         if not labelling.blocks and self.needs_levels:
             raise BadInput(f"{type(self).__name__} needs levels to choose from: set Labelling.levels, as in [-1, 1]")
         self.labelling, self.energy = labelling, energy or FirstOrderTaylor()
+        if labelling.sharded:
+            self.check_parts()
+            self._share_weights()
         self.energy.attach(labelling)
         self.schedule = beta or Constant(1.0)
         self.iteration = 0
         self.budget: int | None = None
         self.watched = False
         self._values: dict[str, Tensor] = {}
-        self.variables = [self._first(block) for block in labelling.blocks]
+        # Whole blocks start, since a start may depend on all of a layer, and this process keeps its part.
+        self.variables = [self._own(block, self._first(block)) for block in labelling.blocks]
         super().__init__(labelling, self.variables, optimizer)
-        self._finalized = self._shared = False
+        self._finalized, self._shared = False, labelling.sharded
+        self._scale_gradient: Tensor | None = None  # on all of the gradient, before it is scattered
         self.project_all()
         self._looked = self._look()
 
@@ -124,8 +135,43 @@ class Inference(AsOptimizer):
             yield u
 
     def items(self) -> Iterator[tuple[Block, Tensor]]:
-        """Every block with its variables."""
-        return zip(self.labelling.blocks, self.variables, strict=True)
+        """Every block with its variables; its part of them, where processes share them out."""
+        return zip(self.labelling.parts, self.variables, strict=True)
+
+    def check_parts(self) -> None:
+        """Raise BadInput unless parts of blocks can be solved for in several processes."""
+        for part in (self, self.energy):
+            if not part.by_weight:
+                raise BadInput(
+                    f"Labelling.shard cuts layers, and {type(part).__name__} does not say that it treats each weight "
+                    "by itself: leave it out, or set by_weight = True in the class if it does"
+                )
+
+    @torch.no_grad()
+    def average_gradients(self, team: Team) -> None:
+        """Replace the gradient that backward has left by its mean over the processes; where they share the variables
+        out, this process's part of it."""
+        if not self.labelling.sharded:
+            team.average(self.labelling.gradients())
+            return
+        self.labelling.gradients()  # collects them
+        if (scales := self.labelling.learned) is not None:
+            self._scale_gradient = scales.gradient(self.labelling.labelled.g, self.labelling.labelled.w)
+            team.average([self._scale_gradient])
+        self.labelling.scatter_gradients()
+
+    @torch.no_grad()
+    def clip_gradients(self, largest: float, team: Team) -> None:
+        """Scale the gradient of all parameters so that its norm is at most `largest`."""
+        if not self.labelling.sharded:
+            nn.utils.clip_grad_norm_(self.labelling.model.parameters(), largest)
+            return
+        own = [flat.g[flat.own] for flat in (self.labelling.labelled, self.labelling.free)]
+        norm = team.total(torch.stack([g.square().sum() for g in own]).sum()).sqrt()
+        factor = (largest / (norm + 1e-6)).clamp(max=1.0)  # torch's own
+        for g in (*own, self._scale_gradient):
+            if g is not None:
+                g.mul_(factor)
 
     @property
     def beta(self) -> float:
@@ -143,7 +189,9 @@ class Inference(AsOptimizer):
         self.labelling.gradients()  # collects them
         frozen = self.labelling.frozen(self.variables)
         if (scales := self.labelling.learned) is not None:
-            scales.log.grad = scales.gradient(self.labelling.labelled.g, self.labelling.labelled.w)
+            known, self._scale_gradient = self._scale_gradient, None
+            whole = self.labelling.labelled
+            scales.log.grad = scales.gradient(whole.g, whole.w) if known is None else known
         self.energy.iteration = self.iteration
         self.energy.begin_step((block, self.marginals(block, x)) for block, x in self.items())
         if self.watched:
@@ -163,7 +211,7 @@ class Inference(AsOptimizer):
             x.grad = None  # it may lie in a place that `project` writes to
         self.iteration += 1
         self._project([item for item, is_done in zip(self.items(), done, strict=True) if not is_done])
-        if all(done):
+        if all(done) and not self.labelling.sharded:
             self.labelling.free.zero_gradient()
         else:
             self.labelling.zero_gradient()
@@ -176,6 +224,7 @@ class Inference(AsOptimizer):
     def _project(self, items: Iterable[tuple[Block, Tensor]]) -> None:
         for block, x in items:
             self.project(block, x)
+        self.labelling.gather_weights()
         self.labelling.publish()
 
     def finalize(self, decide: Decision | None = None) -> nn.Module:
@@ -227,6 +276,8 @@ class Inference(AsOptimizer):
     @contextmanager
     def sampled(self, generator: torch.Generator | None = None) -> Iterator[None]:
         """Within the block the network computes with labels drawn from u."""
+        if self.labelling.sharded:
+            raise BadInput("labels are drawn from all of u, of which every process has a part: do it in one process")
         if (labels := self._of_u(lambda block, u: block.sample(u, generator))) is None:
             raise BadInput(f"{type(self).__name__} has no distribution over labels to sample from")
         with self._weights(labels):
@@ -241,8 +292,9 @@ class Inference(AsOptimizer):
         self.labelling.labelled.check_not_written()
         kept = self.labelling.labelled.w.clone()
         with torch.no_grad():
-            for block, chosen in zip(self.labelling.blocks, labels, strict=True):
+            for block, chosen in zip(self.labelling.parts, labels, strict=True):
                 block.write_labels(chosen)
+            self.labelling.labelled.gather_weights()
             self.labelling.labelled.publish()
         try:
             yield
@@ -281,27 +333,39 @@ class Inference(AsOptimizer):
             return {}
         figures = {}
         labels = self._look()
-        figures["flips"] = sum((a != b).sum().item() for a, b in zip(labels, self._looked, strict=True)) / m
+        flips = sum((a != b).sum().item() for a, b in zip(labels, self._looked, strict=True))
+        figures["flips"] = self._of_all(flips) / m
         self._looked = labels
         if (entropies := self._of_u(Block.entropy)) is not None:
-            figures["entropy"] = sum(entropy.sum(dtype=torch.float64).item() for entropy in entropies) / m
+            sums = (entropy.sum(dtype=widest(entropy.device)).item() for entropy in entropies)
+            figures["entropy"] = self._of_all(sum(sums)) / m
             figures["decided"] = self._share_decided()
         return figures
 
     @torch.no_grad()
     def layer_entropy(self) -> dict[str, float]:
         """Mean entropy of u in bits per weight for every labelled parameter; nothing for a solver without u."""
-        if (found := self._of_u(Block.entropy)) is None:
+        if not (found := self._of_u(Block.entropy)):
             return {}
-        entropies = torch.cat([self.labelling.labelled.w[:0], *found])  # the blocks are one after another
-        return {n: entropies[first:last].mean().item() for n, (first, last) in self.labelling.labelled.spans.items()}
+        labelled = self.labelling.labelled
+        entropies, own = torch.cat([labelled.w[:0], *found]), labelled.own  # the blocks are one after another
+        spans = [(max(first, own.start), min(last, own.stop)) for first, last in labelled.spans.values()]
+        sums = torch.stack([entropies[a - own.start : max(a, b) - own.start].sum() for a, b in spans])
+        if self.labelling.sharded:
+            present_team().total(sums)
+        sizes = [last - first for first, last in labelled.spans.values()]
+        return {n: bits / size for n, bits, size in zip(labelled.spans, sums.tolist(), sizes, strict=True)}
 
     def solution(self) -> dict[str, Any]:
-        """Where the solver stands, without what it needs only to go on: enough to round or to sample again."""
+        """Where the solver stands, without what it needs only to go on: enough to round or to sample again.
+
+        Processes that share the variables out all have to ask; the first one gets what one process alone would have,
+        on the host.
+        """
         return {
             "iteration": self.iteration,
             "budget": self.budget,
-            "variables": self.variables,
+            "variables": self._joined(self.variables),
             "w": self.labelling.labelled.w,
             "levels": [list(block.levels.values) for block in self.labelling.blocks],
             "scale": self.labelling.scale,
@@ -313,19 +377,22 @@ class Inference(AsOptimizer):
     @torch.no_grad()
     def load_solution(self, solution: dict[str, Any]) -> None:
         """Stand where a solver of the same kind on the same labelling stood."""
-        own = self.solution()
-        mine, given = ([x.shape for x in (*s["variables"], s["w"], s["free"])] for s in (own, solution))
-        fits = mine == given and (own["scale"] is None) == (solution["scale"] is None)
-        fits = fits and own["order"] == solution.get("order")  # older files have none, nor groups
-        if not fits or solution.get("levels", own["levels"]) != own["levels"]:  # older files have no levels
+        labelling = self.labelling
+        whole = [(*x.shape[:-1], b.m) for b, x in zip(labelling.blocks, self.variables, strict=True)]
+        given = [tuple(x.shape) for x in (*solution["variables"], solution["w"], solution["free"])]
+        fits = [*whole, (len(labelling),), (len(labelling.free),)] == given
+        fits = fits and (labelling.scale is None) == (solution["scale"] is None)
+        fits = fits and labelling.order == solution.get("order")  # older files have none, nor groups
+        levels = [list(block.levels.values) for block in labelling.blocks]
+        if not fits or solution.get("levels", levels) != levels:  # older files have no levels
             raise BadInput(
                 "the saved state does not fit: it is of another network, other levels or groups, or another kind of "
                 "solver"
             )
         self.iteration = solution["iteration"]
         self.budget = self.budget or solution.get("budget")
-        for x, saved in zip(self.variables, solution["variables"], strict=True):
-            x.copy_(saved)
+        for block, x, saved in zip(labelling.blocks, self.variables, solution["variables"], strict=True):
+            x.copy_(self._own(block, saved))
         self.labelling.labelled.w.copy_(solution["w"])
         self.labelling.free.w.copy_(solution["free"])
         if self.labelling.scale is not None:
@@ -341,13 +408,13 @@ class Inference(AsOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a later `load_state_dict` needs to go on as if nothing had happened."""
-        return {**self.solution(), "optimizer": self.optimizer.state_dict(), "looked": self._looked}
+        return {**self.solution(), "optimizer": self.inner_state(), "looked": self._joined(self._looked)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state of the same solver on the same labelling."""
         self.load_solution(state)
         self.load_settings(state["optimizer"])
-        self._looked = state["looked"]
+        self._looked = [self._own(b, x) for b, x in zip(self.labelling.blocks, state["looked"], strict=True)]
 
     def _check(self) -> None:
         """Notice what would go wrong silently. Waits for the device."""
@@ -355,7 +422,10 @@ class Inference(AsOptimizer):
         self.labelling.check_all_known()
         if self._shared:
             self.labelling.labelled.check_not_written()
-        if not all(x.isfinite().all() for x in (*self.variables, self.labelling.free.w)):
+        broken = not all(x.isfinite().all() for x in (*self.variables, self.labelling.free.w))
+        if self.labelling.sharded:
+            broken = present_team().any(broken, self.labelling.labelled.w.device)  # or the others would wait for ever
+        if broken:
             raise RunFailed(
                 f"the solver's variables are not numbers any more at step {self.iteration}: a gradient was infinite or "
                 "none; lower the learning rate, or clip gradients"
@@ -364,23 +434,28 @@ class Inference(AsOptimizer):
     def _share(self) -> None:
         """Processes that train together start from the first one's variables, whatever seeds they had."""
         team = present_team()
-        for tensor in (*self.variables, self.labelling.free.w, self.labelling.labelled.w, self.labelling.scale):
-            if tensor is not None:
-                team.broadcast(tensor)
+        for x in self.variables:
+            team.broadcast(x)
+        self._share_weights()
         if team.world_size > 1:
-            if self.labelling.learned is not None:
-                self.labelling.learned.read()
             for block, x in self.items():
                 self.restore(block, x)
             self.labelling.publish()
         self.labelling.accept_weights()
         self._shared = True
 
+    def _share_weights(self) -> None:
+        for tensor in (self.labelling.free.w, self.labelling.labelled.w, self.labelling.scale):
+            if tensor is not None:
+                present_team().broadcast(tensor)
+        if present_team().world_size > 1 and self.labelling.learned is not None:
+            self.labelling.learned.read()
+
     def _share_decided(self) -> float:
         """Of all weights, by u; 1 for a solver without u."""
         if not (found := self.decided()):
             return 1.0
-        return sum(decided.sum().item() for decided in found) / len(self.labelling)
+        return self._of_all(sum(decided.sum().item() for decided in found)) / len(self.labelling)
 
     def _look(self) -> list[Tensor]:
         """The labels of every block, small and on the host."""
@@ -396,6 +471,27 @@ class Inference(AsOptimizer):
             found.append(parts[0] if len(parts) == 1 else torch.cat(parts))
         return found
 
+    def _of_all(self, number: float) -> float:
+        """A sum over this process's part of the variables, as one over all of them."""
+        if not self.labelling.sharded:
+            return number
+        w = self.labelling.labelled.w
+        return present_team().total(w.new_tensor(number, dtype=widest(w.device))).item()
+
+    def _joined(self, own: list[Tensor]) -> list[Tensor]:
+        """What every process has a part of, one tensor for each block, as a whole; with the leader only."""
+        shards, device = self.labelling.labelled.shards, self.labelling.labelled.w.device
+        if shards is None:
+            return own
+        spans = [(block.start, block.start + block.m) for block in self.labelling.blocks]
+        return [shards.joined(x.to(device), *span) for x, span in zip(own, spans, strict=True)]
+
+    def _own(self, block: Block, whole: Tensor) -> Tensor:
+        """This process's part of what belongs to a block: (..., m)."""
+        if (shards := self.labelling.labelled.shards) is None:
+            return whole
+        return shards.cut(whole, block.start, block.start + block.m).clone()  # a view would keep the whole
+
     def _first(self, block: Block) -> Tensor:
         """The variables at the start, at the network's weights or at random."""
         if self.labelling.start != "random":
@@ -403,7 +499,10 @@ class Inference(AsOptimizer):
         return self.start(block, lambda: self._draw(block))
 
     def _draw(self, block: Block) -> Tensor:
-        return self.labelling.initial_weights()[block.start : block.start + block.m]
+        drawn = self.labelling.initial_weights()
+        if self.labelling.sharded:
+            present_team().broadcast(drawn)
+        return drawn[block.start : block.start + block.m]
 
 
 Decision = Callable[[Inference], list[Tensor]]  # gives labels, int32 (m,) for every block

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
 from mrfquant.labelling import FlatParameters, Labelling
+from mrfquant.labelling.shards import Shards
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Driven:
         index: of the part within the base; None if it is all of it.
         shape: of the part; None as it is.
         transposed: whether the part is the transpose of what lies in memory in this shape.
+        shared: where processes share it out, how, and from where to where it lies as a whole.
     """
 
     base: Tensor
@@ -31,9 +33,24 @@ class Driven:
     index: Any = None
     shape: tuple[int, ...] | None = None
     transposed: bool = False
+    shared: tuple[Shards, int, int] | None = None
 
     def __post_init__(self) -> None:
         self.tensor = self.of(self.base)
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """This process's part of what one process alone would have of the tensor's size; other sizes as they are."""
+        if self.shared is None or whole.dim() != self.tensor.dim():
+            return whole
+        shards, first, last = self.shared
+        return shards.cut(whole, first, last).clone()  # a view would keep the whole
+
+    def joined(self, own: Tensor) -> Tensor:
+        """The parts of all processes of what has the tensor's size, with the leader only; other sizes as they are."""
+        if self.shared is None or own.shape != self.tensor.shape:
+            return own
+        shards, first, last = self.shared
+        return shards.joined(own, first, last)
 
     def of(self, tensor: Tensor) -> Tensor:
         """The same part of a tensor that is like the base."""
@@ -43,17 +60,21 @@ class Driven:
 
 
 def in_one_piece(labelling: Labelling, variables: list[Tensor]) -> list[Driven]:
-    """The variables of each block, then the free parameters of each group."""
-    driven = [
-        Driven(x, [labelling.labelled.parameter(n) for n in labelling.names_in(block)], block.group)
-        for block, x in zip(labelling.blocks, variables, strict=True)
-    ]
-    free = labelling.free
+    """The variables of each block, then the free parameters of each group; what this process has of them."""
+    labelled, free = labelling.labelled, labelling.free
+    driven = []
+    for block, x in zip(labelling.blocks, variables, strict=True):
+        own = [labelled.parameter(name) for name in labelling.names_in(block)]
+        shared = None if labelled.shards is None else (labelled.shards, block.start, block.start + block.m)
+        driven.append(Driven(x, own, block.group, shared=shared))
     for group in range(len(labelling.settings)):
         if names := [name for name in free.spans if labelling.group_of[name] == group]:
             first, last = free.span_of(names)
-            index = None if last - first == len(free) else slice(first, last)
-            driven.append(Driven(free.w, [free.parameter(name) for name in names], group, index))
+            shared = None if free.shards is None else (free.shards, first, last)
+            start, stop = (first, last) if free.shards is None else free.shards.span(first, last)
+            index = None if stop - start == len(free) else slice(start, stop)
+            own = [free.parameter(name) for name in names]
+            driven.append(Driven(free.w, own, group, index, shared=shared))
     return driven
 
 

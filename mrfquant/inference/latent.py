@@ -19,6 +19,8 @@ SMALLEST_SCALE = 1e-5  # of latent weights that are all 0
 class LatentInference(Inference):
     """Variables are latent weights (m,), in units of the levels (before scales); they round to the nearest level."""
 
+    by_weight = True
+
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
         x = draw()
         if block.d == 2:
@@ -48,6 +50,7 @@ class BinaryConnect(LatentInference):
 
     method = "BC"
     relaxed = False
+    by_weight = True
 
     def __init__(self, labelling: Labelling, optimizer: OptimizerRecipe) -> None:
         super().__init__(labelling, optimizer)
@@ -71,6 +74,7 @@ class ProxQuant(LatentInference):
     """
 
     method = "PQ"
+    by_weight = True
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ class MeanField(ProjectedInference):
     """
 
     method = "MF"
+    by_weight = True
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class MeanField(ProjectedInference):
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
         # Scaled so that the first u is as undecided as the other solvers' is at beta = 1; on a line it is.
         x = super().start(block, draw)
-        return x if block.start in self._lines else x.div_(self.beta)
+        return x if block.number in self._lines else x.div_(self.beta)
 
     def gradient(self, block: Block, x: Tensor) -> None:
         g = self.energy.gradient(block, self.marginals(block, x))

@@ -108,6 +108,7 @@ class ProjectedInference(Inference):
     """
 
     method = "PROJ"
+    by_weight = True
 
     def __init__(
         self,
@@ -128,12 +129,17 @@ class ProjectedInference(Inference):
         beta = beta or DefaultAnnealing(1.02, 1e3 if auxiliary else 10.0)
         several = [block for block in labelling.blocks if not block.is_pair]
         on_line = [block for block in several if auxiliary and block.form == "line"]
-        self._lines = {b.start: Line(b.q, self.spacing(b, labelling.start, beta(0, None))) for b in on_line}
-        ternary = [block for block in on_line if self._lines[block.start].levels == EVEN]
-        self._ternary = {block.start: TernaryMeans(block, self._lines[block.start]) for block in ternary}
+        self._lines = {b.number: Line(b.q, self.spacing(b, labelling.start, beta(0, None))) for b in on_line}
+        ternary = [part for part in labelling.parts if part.number in self._lines]
+        self._ternary = {
+            part.number: TernaryMeans(part, line)
+            for part in ternary
+            if (line := self._lines[part.number]).levels == EVEN
+        }
         # u of every block that is kept as planes; a pair's u can be read off the weights, that of a line is computed
         # where it is asked for. The gradient is built in its place, since u is not needed any more once it is known.
-        self._planes = {b.start: b.w.new_empty(b.d, b.m) for b in several if b.start not in self._lines}
+        kept = [part for part in labelling.parts if not part.is_pair and part.number not in self._lines]
+        self._planes = {part.number: part.w.new_empty(part.d, part.m) for part in kept}
         super().__init__(labelling, optimizer, beta, energy)
 
     def spacing(self, block: Block, start: str, beta: float) -> float:
@@ -150,13 +156,21 @@ class ProjectedInference(Inference):
         return (REACH / (block.d - 1) if start == "random" else 1.0) / beta
 
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
-        if (line := self._lines.get(block.start)) is not None:
+        if (line := self._lines.get(block.number)) is not None:
             return self._spread(block, draw(), line.spacing * line.top)
-        aux = draw() if block.is_pair else torch.stack([draw() for _ in range(block.d)])
-        return aux if self.auxiliary else self._in_aux_form(block, self._u_of(block, aux))
+        if block.is_pair:
+            aux = draw()
+        else:
+            aux = block.w.new_empty(block.d, block.m)
+            for plane in aux:
+                plane.copy_(draw())  # one after the other: memory for one draw
+        if self.auxiliary:
+            return aux
+        projection = self.projection_of(block)
+        return self._in_aux_form(block, (projection.pair if block.is_pair else projection.planes)(aux, self.beta))
 
     def start_at(self, block: Block, w: Tensor) -> Tensor:
-        if (line := self._lines.get(block.start)) is not None:
+        if (line := self._lines.get(block.number)) is not None:
             return self.projection.line_start(block.mean_around(w), line, self.beta)
         u = block.around(w)
         if not self.auxiliary:
@@ -165,13 +179,13 @@ class ProjectedInference(Inference):
 
     def gradient(self, block: Block, x: Tensor) -> Tensor | None:
         if self.auxiliary:
-            u = self._planes[block.start] if block.start in self._planes else block.mean_of_weights()
-            how = (self.projection_of(block), block, u, x, self.product_beta, self._lines.get(block.start), self.beta)
+            u = self._planes[block.number] if block.number in self._planes else block.mean_of_weights()
+            how = (self.projection_of(block), block, u, x, self.product_beta, self._lines.get(block.number), self.beta)
             return auxiliary_gradient(self.energy, *how, self._means(block))
         return self._on_variables(block, x, self.energy.gradient(block, self.marginals(block, x)))
 
     def project(self, block: Block, x: Tensor) -> None:
-        planes = self._planes.get(block.start)
+        planes = self._planes.get(block.number)
         if self.auxiliary and planes is not None:
             self.projection_of(block).weights(x, block.q, self.beta, planes, block.w)
             block.apply_scale()
@@ -188,10 +202,10 @@ class ProjectedInference(Inference):
 
     def step_at_once(self, block: Block, x: Tensor) -> bool:
         tensors = [tensor for tensor in (x, block.g, block.w, block.scale) if tensor is not None]
-        if not self._plain or block.start in self._planes or not dispatch.usable(*tensors):
+        if not self._plain or block.number in self._planes or not dispatch.usable(*tensors):
             return False
         assert isinstance(self.projection, Softmax)
-        line = self._lines.get(block.start)
+        line = self._lines.get(block.number)
         factors = self.projection.mean_factors(self.product_beta, line)
         g, costs = self.energy.weight_gradient(block), self.energy.label_costs(block)
         if g is None and factors is not None and (means := self._means(block)) is not None:
@@ -212,7 +226,7 @@ class ProjectedInference(Inference):
         """u as a function of the weights, where there is a fast way from one to the other."""
         if self.entropy is not None or type(self.projection) is not Softmax:
             return None
-        means = self._ternary.get(block.start)
+        means = self._ternary.get(block.number)
         return None if means is None else means.at(self.beta)
 
     @property
@@ -224,26 +238,26 @@ class ProjectedInference(Inference):
     def labels(self, block: Block, x: Tensor) -> Tensor:
         if self.entropy is not None:
             return block.likeliest(self.marginals(block, x))
-        line = self._lines.get(block.start)
+        line = self._lines.get(block.number)
         return block.likeliest(x) if line is None else line.labels(x)
 
     def settings(self) -> dict[str, float]:
         return super().settings() | ({"beta": self.beta} if self.relaxed else {})
 
     def restore(self, block: Block, x: Tensor) -> None:
-        if (planes := self._planes.get(block.start)) is not None:
+        if (planes := self._planes.get(block.number)) is not None:
             if self.auxiliary:  # by the operations of `project`, so that it is the same u to the bit
                 self.projection_of(block).weights(x, block.q, self.beta, planes, torch.empty_like(block.w))
             else:
                 planes.copy_(x)
 
     def marginals(self, block: Block, x: Tensor) -> Tensor:
-        if (line := self._lines.get(block.start)) is not None:
+        if (line := self._lines.get(block.number)) is not None:
             return self.projection_of(block).planes(line.planes(x), self.beta)
-        return block.mean_of_weights() if block.is_pair else self._planes[block.start]
+        return block.mean_of_weights() if block.is_pair else self._planes[block.number]
 
     def marginal_parts(self, block: Block, x: Tensor) -> Iterator[Tensor]:
-        if block.start not in self._lines or self.entropy is not None:
+        if block.number not in self._lines or self.entropy is not None:
             yield self.marginals(block, x)
         else:
             for part in x.split(PART):
@@ -258,16 +272,21 @@ class ProjectedInference(Inference):
 
     def _on_variables(self, block: Block, x: Tensor, g: Tensor) -> Tensor:
         """A gradient on u as one on variables that are moved without a Jacobian."""
-        if (line := self._lines.get(block.start)) is not None:
+        if (line := self._lines.get(block.number)) is not None:
             return line.slope(x, self.marginals(block, x), g).div_(line.top)
         return g if block.is_pair else g.sub_(g.mean(0))
+
+    def check_parts(self) -> None:
+        super().check_parts()
+        if self.entropy is not None:
+            raise BadInput(f"{type(self.entropy).__name__} works on whole layers, which Labelling.shard cuts: drop one")
 
     def _u_of(self, block: Block, x: Tensor) -> Tensor:
         """u of the variables; t, in the place of the weights, where these have one number each."""
         projection = self.projection_of(block)
-        if (planes := self._planes.get(block.start)) is not None:
+        if (planes := self._planes.get(block.number)) is not None:
             return projection.planes(x, self.beta, out=planes)
-        if (line := self._lines.get(block.start)) is not None:
+        if (line := self._lines.get(block.number)) is not None:
             return projection.line(x, line, self.beta, out=block.w)
         return projection.pair(x, self.beta, out=block.w)
 
@@ -346,6 +365,7 @@ class ProximalICM(ProjectedInference):
 
     method = "PICM"
     relaxed = False
+    by_weight = True
 
     def __init__(
         self, labelling: Labelling, optimizer: OptimizerRecipe, energy: Energy | None = None, clip: bool = True
@@ -357,7 +377,7 @@ class ProximalICM(ProjectedInference):
         return CLIPPED
 
     def project(self, block: Block, x: Tensor) -> None:
-        if self.clip and block.start not in self._planes:
+        if self.clip and block.number not in self._planes:
             reach = CLIPPED * (block.d - 1)
             x.clamp_(-reach, reach)
         elif self.clip:

@@ -17,6 +17,7 @@ class Reference(Inference):
     method = "REF"
     needs_levels = False
     relaxed = False
+    by_weight = True
 
     def __init__(self, labelling: Labelling, optimizer: OptimizerRecipe) -> None:
         if labelling.blocks:

@@ -8,7 +8,7 @@ they are asked for.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -35,6 +35,7 @@ class Block:
         precision: of the network's weights, which those here are rounded to; that of w by default.
         form: of auxiliary variables of more than two levels, see `mrfquant.projections`.
         parts: how many of the variables each of its parameters has, in their order; all are one part by default.
+        number: its place among the blocks of the labelling; that of the whole one for a part of a block.
     """
 
     levels: LevelSet
@@ -46,6 +47,7 @@ class Block:
     precision: torch.dtype | None = None
     form: Form = "planes"
     parts: tuple[int, ...] = ()
+    number: int = 0
 
     def __post_init__(self) -> None:
         self.parts = self.parts or (len(self.w),)
@@ -67,6 +69,12 @@ class Block:
     def d(self) -> int:
         """Number of labels."""
         return len(self.levels)
+
+    def part(self, start: int, stop: int) -> Block:
+        """The variables of the labelling's vectors from `start` to `stop`, which are some of this block's."""
+        cut = slice(start - self.start, stop - self.start)
+        scale = None if self.scale is None else self.scale[cut]
+        return replace(self, start=start, w=self.w[cut], g=self.g[cut], scale=scale, parts=())
 
     @property
     def is_pair(self) -> bool:

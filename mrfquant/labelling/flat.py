@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mrfquant.compute import Team
 from mrfquant.errors import BadInput
+from mrfquant.labelling.shards import Shards
 
 
 class FlatParameters:
@@ -25,9 +27,10 @@ class FlatParameters:
         w: (m,) values. g: (m,) gradient, accumulated by backward.
         dtype: of the network's parameters.
         spans: name -> (start, stop) within the vectors, in the order given.
+        shards: how processes share the vectors out; None if they do not.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], team: Team | None = None) -> None:
         kinds = {(p.dtype, p.device) for p in parameters.values()}
         if len(kinds) > 1:
             found = ", ".join(f"{dtype} on {device}" for dtype, device in sorted(kinds, key=str))
@@ -36,8 +39,11 @@ class FlatParameters:
         if self.dtype.is_complex:
             raise BadInput(f"the parameters are {self.dtype}: levels are real numbers, convert the network first")
         wide = torch.promote_types(self.dtype, torch.float32)
-        self.w = torch.empty(sum(p.numel() for p in parameters.values()), dtype=wide, device=device)
-        self.g = torch.zeros_like(self.w)
+        m = sum(p.numel() for p in parameters.values())
+        self.shards = None if team is None else Shards(m, team)
+        self._room_w = torch.zeros(m if self.shards is None else self.shards.room, dtype=wide, device=device)
+        self._room_g = torch.zeros_like(self._room_w)
+        self.w, self.g = self._room_w[:m], self._room_g[:m]
         # What the network reads and backward writes: these very vectors, if the precision allows it.
         half = self.dtype != wide
         self._seen_w = torch.empty_like(self.w, dtype=self.dtype) if half else self.w
@@ -85,6 +91,25 @@ class FlatParameters:
         if self._seen_g is not self.g:
             self.g.add_(self._seen_g)
             self._seen_g.zero_()  # it is counted
+
+    @property
+    def own(self) -> slice:
+        """The part of the vectors that this process moves: all of them, if they are not shared out."""
+        return slice(0, len(self)) if self.shards is None else slice(*self.shards.span(0, len(self)))
+
+    def scatter_gradient(self) -> None:
+        """Replace this process's part of `g` by its mean over the processes; the rest is of no use any more."""
+        if self.shards is not None and len(self):
+            self.shards.team.scatter_mean(self._room_g, self._part(self._room_g))
+
+    def gather_weights(self) -> None:
+        """Bring the parts that the processes have of `w` into every one of them."""
+        if self.shards is not None and len(self):
+            self.shards.team.gather(self._room_w, self._part(self._room_w))
+
+    def _part(self, room: Tensor) -> Tensor:
+        assert self.shards is not None
+        return room[self.shards.team.rank * self.shards.length :][: self.shards.length]
 
     def publish(self) -> None:
         """Show the network what `w` says."""

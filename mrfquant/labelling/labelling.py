@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from mrfquant.compute import present_team
 from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling.block import Block, Form
@@ -59,12 +60,16 @@ class Labelling:
             nine of ten weights; a deep network with batch norm needs four times to begin where the float one is.
         form: of the auxiliary variables of three levels and more: 'line', a number for each weight, or 'planes', one
             for each level of it, as in the paper; see `mrfquant.projections`. Two levels have one number in any case.
+        shard: let processes that train together share the variables out: each keeps and moves those of its part, with
+            the optimizer's state, and has the network's weights and gradient in full. For solvers, energies and
+            optimizers that treat each weight by itself. Alone, it changes nothing.
 
     Attributes:
         model: the network.
         labelled: the labelled parameters in one vector.
         free: the other parameters in one vector.
         blocks: views of `labelled`, one per level set and group.
+        parts: what this process keeps variables for of each block: the blocks themselves, if they are not shared out.
         settings: of the optimizer, one mapping for each group.
         scale_settings: likewise for learned scales.
         scales: of runs of weights, or None for 1.
@@ -83,6 +88,7 @@ class Labelling:
         group_size: Count = 64,
         reach: Positive = 2.0,
         form: Form = "line",
+        shard: bool = False,
     ) -> None:
         if isinstance(scale, bool) or (not isinstance(scale, str) and not 0 < scale < math.inf):
             raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel', 'group' or a number above 0")
@@ -111,8 +117,10 @@ class Labelling:
         rank = {level_set: place for place, level_set in enumerate(dict.fromkeys(sets.values()))}
         ordered = sorted(sets, key=lambda n: (rank[sets[n]], self.group_of[n]))  # stable: one group changes nothing
         free = sorted((n for n in trainable if n not in sets), key=self.group_of.__getitem__)
-        self.labelled = FlatParameters({n: trainable[n] for n in ordered})
-        self.free = FlatParameters({n: trainable[n] for n in free})
+        team = present_team()
+        self.sharded = shard and team.world_size > 1
+        self.labelled = FlatParameters({n: trainable[n] for n in ordered}, team if self.sharded else None)
+        self.free = FlatParameters({n: trainable[n] for n in free}, team if self.sharded else None)
         if learn_scale and scale == "none":
             raise BadSetting("Labelling.learn_scale", True, "False where there is no scale: set Labelling.scale")
         self.scales = self._scales(sets, scale, group_size, learn_scale)
@@ -122,8 +130,11 @@ class Labelling:
             first, last = self.labelled.span_of(together)
             w, g = self.labelled.w[first:last], self.labelled.g[first:last]
             part = None if self.scale is None else self.scale[first:last]
-            sizes = tuple(trainable[n].numel() for n in together)
-            self.blocks.append(Block(level_set, first, w, g, part, group, self.labelled.dtype, form, sizes))
+            sizes, number = tuple(trainable[n].numel() for n in together), len(self.blocks)
+            self.blocks.append(Block(level_set, first, w, g, part, group, self.labelled.dtype, form, sizes, number))
+        self.parts = self.blocks
+        if (shards := self.labelled.shards) is not None:
+            self.parts = [b.part(*shards.span(b.start, b.start + b.m)) for b in self.blocks]
 
     def __len__(self) -> int:
         """The number of labelled variables."""
@@ -173,12 +184,13 @@ class Labelling:
 
     def frozen(self, variables: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """The parts of the variables, and of the free parameters, that belong to parameters frozen by now, each with
-        a copy; one of `variables` for each block, with the weights along its last dimension."""
+        a copy; one of `variables` for each part, with the weights along its last dimension."""
         parts = [self.free.w[first:last] for first, last in self.free.frozen()]
         for first, last in self.labelled.frozen():
-            for block, x in zip(self.blocks, variables, strict=True):
-                if block.start <= first and last <= block.start + block.m:
-                    parts.append(x[..., first - block.start : last - block.start])
+            for part, x in zip(self.parts, variables, strict=True):
+                start, stop = max(first, part.start), min(last, part.start + part.m)
+                if start < stop:
+                    parts.append(x[..., start - part.start : stop - part.start])
             if self.learned is not None:
                 parts.append(self.learned.part(first, last))
         return [(part, part.clone()) for part in parts]
@@ -187,6 +199,17 @@ class Labelling:
         """Take the weights as they are for what the solver has made of its variables."""
         self.labelled.accept()
         self.free.accept()
+
+    def scatter_gradients(self) -> None:
+        """Replace this process's part of the gradients by the mean over the processes."""
+        self.gradients()  # collects them
+        self.labelled.scatter_gradient()
+        self.free.scatter_gradient()
+
+    def gather_weights(self) -> None:
+        """Bring what the processes have moved, each its part, into every one of them."""
+        self.labelled.gather_weights()
+        self.free.gather_weights()
 
     def publish(self) -> None:
         """Show the network the weights of the vectors."""
@@ -199,7 +222,8 @@ class Labelling:
         self.free.release()
 
     def names_in(self, block: Block) -> list[str]:
-        """Of the parameters whose weights are in a block."""
+        """Of the parameters whose weights are in a block; for a part of one, in the whole block."""
+        block = self.blocks[block.number]
         return [n for n, (first, _) in self.labelled.spans.items() if block.start <= first < block.start + block.m]
 
     def select(self, which: str | Sequence[str] | Callable[..., Any], setting: str) -> set[str]:

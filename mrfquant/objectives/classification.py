@@ -55,7 +55,7 @@ class CrossEntropy(Objective):
     def score(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
         """Accuracy in percent, negative log-likelihood, expected calibration error over 15 bins."""
         return {
-            "top1": 100 * (predictions.argmax(1) == targets).double().mean().item(),
+            "top1": 100 * (predictions.argmax(1) == targets).sum().item() / len(targets),
             "nll": functional.nll_loss(predictions.clamp(min=1e-12).log(), targets).item(),
             "ece": calibration_error(predictions, targets).item(),
         }
@@ -79,8 +79,8 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> 
 
     Bins are equally wide and hold their lower end; the last holds 1, too.
     """
-    confidence, guess = probabilities.max(1)
+    confidence, guess = (found.cpu() for found in probabilities.max(1))  # not every device has float64
     inner = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device)[1:-1]
-    excess = confidence.double() - (guess == labels).double()
+    excess = confidence.double() - (guess == labels.cpu()).double()
     sums = excess.new_zeros(bins).index_add_(0, torch.bucketize(confidence, inner, right=True), excess)
     return sums.abs().sum() / len(labels)

@@ -1,6 +1,7 @@
 """Layers that keep their weights packed and compute from the bytes, for evaluation.
 
-Float weights exist only a tile at a time: as many rows (output channels) as `tile_bytes` allow, at least one. Results
+Float weights exist only a tile at a time: as many rows (output channels) as `tile_bytes` allow, at least one; on other
+devices than the CPU, where starting an operation costs more than memory, a whole layer at a time. Results
 equal those of the float layer to float32 rounding, and to the bit where the whole layer is one tile. A `PackedLinear`
 on few vectors needs no tiles at all where numba is installed: see `mrfquant.kernels.packed`.
 """
@@ -90,6 +91,8 @@ class PackedLayer(nn.Module):
 
     def _step(self) -> int:
         """Rows of a tile."""
+        if self.packed.device.type != "cpu":
+            return self.shape[0]
         fit = max(1, (self.tile_bytes - self._table_nbytes) // self._row_nbytes)
         return self.shape[0] if fit >= self.shape[0] else max(fit - fit % EVEN, min(fit, EVEN))
 
@@ -232,7 +235,7 @@ def pack_layers(model: nn.Module, packed: Mapping[str, PackedParameter]) -> nn.M
     Names are those of `model.named_parameters()`; other parameters stay as they are. Tiles are chosen so that the
     packed layers and the largest tile take at most 1/16 of the float layers' memory, and a tile at most 1/32, but for
     networks so small that it does not matter: a tile may always take 16 KB. Labels of more than about 1.75 bits take
-    more than 1/16 alone; then a tile takes 1/32.
+    more than 1/16 alone; then a tile takes 1/32. On other devices than the CPU a layer is one tile.
     """
     weights = {id(p): packed[name] for name, p in model.named_parameters() if name in packed}
     layers = {

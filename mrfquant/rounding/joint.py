@@ -65,6 +65,8 @@ class Jointly:
     def __call__(self, inference: Inference) -> list[Tensor]:
         """The labels, int32 (m,) of every block; the network keeps the weights that it has."""
         labelling, self.layers = inference.labelling, []
+        if labelling.sharded:
+            raise BadInput("Jointly works on whole layers, which Labelling.shard cuts: drop one")
         flat = labelling.labelled
         likeliest = [inference.labels(*item) for item in inference.items()]
         labels = torch.cat(likeliest).long()

@@ -184,9 +184,9 @@ class Trainer:
             loss = self.objective.training_loss(self._outputs(inputs), targets, inputs)
         loss.backward()
         if self.team.world_size > 1:
-            self.team.average(self.inference.labelling.gradients())
+            self.inference.average_gradients(self.team)
         if self.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+            self.inference.clip_gradients(self.clip, self.team)
         self.inference.watched = self._records_at(self.iteration + 1)
         self.inference.step()
         self._losses.append(loss.detach())
@@ -275,8 +275,9 @@ class Trainer:
                 figures |= hook.evaluated(self) or {}
         assert self.best is not None
         if self.best["iteration"] == self.iteration and self.checkpoints:
+            solution = self.inference.solution()  # in every process: each may have a part of it
             if self.team.leads:
-                best = {**self.best, "model": self._best_state, "solution": self.inference.solution()}
+                best = {**self.best, "model": self._best_state, "solution": solution}
                 self.checkpoints.save_best(self.iteration, best)
             self._best_state = None  # it is on the disk
         return {f"val_{name}": value for name, value in found.items()} | figures
@@ -301,9 +302,11 @@ class Trainer:
     def _save(self) -> None:
         now = time.perf_counter()
         self.seconds, self._clock = self.seconds + now - self._clock, now
-        if self.checkpoints and self.team.leads:
+        if self.checkpoints:
+            state = self.state_dict()  # in every process: each may have a part of it
             best = None if self.best is None else self.best["iteration"]
-            self.checkpoints.save(self.iteration, self.state_dict(), best)
+            if self.team.leads:
+                self.checkpoints.save(self.iteration, state, best)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the loop needs to go on as if it had never stopped."""

@@ -157,6 +157,23 @@ def test_a_billion_parameters_are_arithmetic(d):
     assert found["GB kept"] == pytest.approx({2: 20, 4: 72}[d], rel=0.01)
     assert found["GB moved"] == pytest.approx(4 * passes, rel=0.01)
     assert found["ms on 1 GPU"] == pytest.approx(found["GB moved"] / 2, rel=0.01)
+    for gpus, link in ((8, 300), (64, 25)):
+        ring = 1000 * 2 * (gpus - 1) / gpus * 4 / link
+        update = 4 * (passes - BACKWARD - CLEARING)
+        assert found[f"GB kept on {gpus}, shared out"] == pytest.approx(8 + {2: 12, 4: 64}[d] / gpus, rel=0.01)
+        assert found[f"ms on {gpus}"] == pytest.approx(found["ms on 1 GPU"] + ring, rel=0.01)
+        shared = (4 * (BACKWARD + CLEARING) + update / gpus) / 2
+        assert found[f"ms on {gpus}, shared out"] == pytest.approx(shared + ring, rel=0.01)
+
+
+@pytest.mark.slow
+def test_processes_that_share_variables_out_keep_less_and_send_no_more():
+    from mrfquant.benchmarks.shards import together
+
+    apart, shared = together(2, "planes", False), together(2, "planes", True)
+    assert apart["kept"] == pytest.approx(72, rel=0.01)
+    assert shared["kept"] == pytest.approx(8 + 64 / 2, rel=0.01)
+    assert shared["sent"] <= 1.05 * apart["sent"] + 0.1  # others on the machine send something, too
 
 
 def test_fitted_exponent():

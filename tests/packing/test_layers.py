@@ -263,3 +263,18 @@ def test_benchmark(monkeypatch):
     for figures in found.values():
         assert figures["packed"]["ratio"] > 0
         assert figures["kept"]["ratio"] < figures["kept and unpacked"]["ratio"]
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_a_layer_on_another_device_is_one_tile(kind):
+    """On the CPU it is many: starting an operation costs little there."""
+    labels = torch.randint(2, (64, 32) if kind == "linear" else (64, 32, 3, 3))
+    weight = PackedParameter.of(2.0 * labels - 1, (-1.0, 1.0))
+    layer = (PackedLinear if kind == "linear" else PackedConv2d)(weight, tile_bytes=20_000)
+    x = torch.zeros(50, 32) if kind == "linear" else torch.zeros(1, 32, 8, 8)
+    assert len(layer.tiles()) > 1
+    layer.to("meta")
+    unpacked, rows = [], layer.rows
+    layer.rows = lambda *given: unpacked.append(given[:2]) or rows(*given)
+    assert layer(x.to("meta")).is_meta
+    assert unpacked == [(0, 64)]

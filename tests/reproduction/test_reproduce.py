@@ -177,3 +177,21 @@ def test_runs_that_another_process_is_at_work_on_are_left_to_it(quick_cells, tmp
     assert "[1/1] pmf_lenet300_mnist seed 0: another process is at work on it" in out
     assert "1 runs are done by other processes" in out
     assert folder.summary() is None
+
+
+@pytest.mark.slow
+def test_processes_on_one_folder_divide_its_runs(python, tmp_path):
+    """As machines that share a folder do: no run is done twice, and a repeated command has the whole table."""
+    cells = ["results", "--rows", "lenet300", "--methods", "REF,PMF,BC", "--out", str(tmp_path), "--smoke"]
+    started = [python.start("-m", "mrfquant", "reproduce", *cells) for _ in range(2)]
+    for process in started:
+        done = process.wait(300)
+        assert done.returncode == 0, done.stdout + done.stderr
+    folders = [path.parent for path in tmp_path.glob("paper-smoke/*/summary.json")]
+    assert len(folders) == 3
+    for folder in folders:
+        log = (folder / "log.txt").read_text()
+        assert log.count("results in") == 1, log
+        records = [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert records == sorted(set(records))
+    assert "3 runs, 3 done already" in python.run("-m", "mrfquant", "reproduce", *cells).stdout
