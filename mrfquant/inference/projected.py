@@ -187,10 +187,10 @@ class ProjectedInference(Inference):
         assert isinstance(self.projection, Softmax)
         line = self._lines.get(block.start)
         factors, costs = self.projection.mean_factors(self.product_beta, line), self.energy.label_costs(block)
-        on_mean = dispatch.NO_COSTS
-        if costs is not None and (on_mean := self.projection.mean_costs(costs, block.parts, self.beta, line)) is None:
-            return False
-        if factors is None or (rule := rule_of(self.optimizer, x)) is None:
+        on_mean: dispatch.Costs | None = dispatch.NO_COSTS
+        if costs is not None:
+            on_mean = self.projection.mean_costs(costs, block.parts, self.beta, line)
+        if factors is None or on_mean is None or (rule := rule_of(self.optimizer, x)) is None:
             return False
         how = self.projection.mean_kernel(self.schedule(self.iteration + 1, self.budget), line)
         levels = (block.levels.middle, block.levels.half_gap)
