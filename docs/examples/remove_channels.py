@@ -3,9 +3,7 @@
 A ternary network learns the embedded digits while every hidden unit pays for not being 0 as a whole. `mq.prune` takes
 the units out that are, and the outputs stay what they were.
 
-Expected output, in about 10 seconds (the last digits depend on the machine):
-
-EXPECTED
+It prints the sizes that are left and the test accuracy, in about 20 seconds: the more a unit costs, the fewer stay.
 """
 
 from pathlib import Path

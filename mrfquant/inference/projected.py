@@ -210,11 +210,11 @@ class ProjectedInference(Inference):
         g, costs = self.energy.weight_gradient(block), self.energy.label_costs(block)
         if g is None and factors is not None and (means := self._means(block)) is not None:
             g, costs = self.energy.mean_gradient(block, means), None
-        on_mean = dispatch.NO_COSTS
-        if costs is not None and (on_mean := self.projection.mean_costs(costs, block.parts, self.beta, line)) is None:
-            return False
         if g is None or factors is None or (rule := rule_of(self.optimizer, x)) is None:
             return False
+        on_mean = dispatch.NO_COSTS
+        if costs is not None:
+            on_mean = self.projection.mean_costs(costs, block.parts, self.beta, line)
         how = self.projection.mean_kernel(self.schedule(self.iteration + 1, self.budget), line)
         levels = (block.levels.middle, block.levels.half_gap)
         dispatch.step(x, g, block.w, block.scale, levels, factors, rule, how, on_mean)  # clears g

@@ -210,6 +210,49 @@ def add_costs(aux, delta, slope, bend, scale, soft):
 
 
 @jit(**OPTIONS)
+def add_line_costs(aux, delta, costs, p, shift, scale):
+    """p_d Cov(p, c) / Var(p) under u = 2^(scale (a p + shift)), normalised, added to δ; a tile at most.
+
+    Labels count from the likeliest one, and weigh in units of the second: its u may be too small for a float.
+    """
+    n, d, lowest = len(aux), len(p), f32(-np.inf)
+    top, second, near, cost = np.empty(n, f32), np.empty(n, f32), np.empty(n, f32), np.empty(n, f32)
+    top2, second2, near2, cost2 = np.empty(n, f32), np.empty(n, f32), np.empty(n, f32), np.empty(n, f32)
+    top[:] = lowest
+    second[:] = lowest
+    for k in range(d):  # into other places: a store under a condition is slow
+        level, of_level, c = p[k], shift[k], costs[k]
+        for j in range(n):
+            value = aux[j] * level + of_level
+            better = value > top[j]
+            loser = top[j] if better else value
+            second2[j] = loser if loser > second[j] else second[j]
+            top2[j] = value if better else top[j]
+            near2[j] = level if better else near[j]
+            cost2[j] = c if better else cost[j]
+        top, top2 = top2, top
+        second, second2 = second2, second
+        near, near2 = near2, near
+        cost, cost2 = cost2, cost
+    total, up, uc = np.zeros(n, f32), np.zeros(n, f32), np.zeros(n, f32)
+    upp, upc = np.zeros(n, f32), np.zeros(n, f32)
+    for k in range(d):
+        level, of_level, c = p[k], shift[k], costs[k]
+        for j in range(n):
+            y = power_of_two(min((aux[j] * level + of_level - second[j]) * scale, ZERO))
+            step, rise = level - near[j], c - cost[j]
+            total[j] += y
+            up[j] += y * step
+            uc[j] += y * rise
+            upp[j] += y * step * step
+            upc[j] += y * step * rise
+    for j in range(n):
+        unit = power_of_two((second[j] - top[j]) * scale)
+        unit = unit / (ONE + unit * (total[j] - ONE))  # the likeliest one was counted, too
+        delta[j] += p[-1] * (upc[j] - unit * up[j] * uc[j]) / (upp[j] - unit * up[j] * up[j])
+
+
+@jit(**OPTIONS)
 def reference_product(u, q, w, g, beta, start, stop):
     """beta (I - u uᵀ) q gᵀ = (q - u w) beta g."""
     for first in range(start, stop, TILE):
