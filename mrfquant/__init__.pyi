@@ -27,7 +27,17 @@ from .inference import (
 )
 
 # models of the loss, and the distribution that u stands for
-from .energies import Energy as Energy, FirstOrderTaylor as FirstOrderTaylor, PairwiseEnergy as PairwiseEnergy
+from .energies import (
+    Energy as Energy,
+    FirstOrderTaylor as FirstOrderTaylor,
+    PairwiseEnergy as PairwiseEnergy,
+    SumOf as SumOf,
+    Prior as Prior,
+    LabelPrior as LabelPrior,
+    CodeLength as CodeLength,
+    TargetHistogram as TargetHistogram,
+    FlipNoise as FlipNoise,
+)
 from .inference.entropies import Entropy as Entropy, TreeEntropy as TreeEntropy
 
 # maps onto the simplex

@@ -25,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +34,7 @@ from mrfquant.kernels import dispatch as fused
 
 SEARCH = 300  # steps towards auxiliary variables that give a wanted u
 BISECTIONS, START_REACH = 50, 10.0  # likewise on a line, and how far beyond its levels they lie, in units of 1 / beta
+FADED = 1e-30  # probability that no sum of them notices
 PART = 2**18  # variables of a line whose planes are made at once: they need memory for a moment only
 # Of the pair's product factor (1 - share t²).
 NAMED = {"exact": (0.5, 1.0), "reference": (1.0, 0.5), "straight_through": (1.0, 0.0)}
@@ -49,7 +51,8 @@ class Line:
     exponential family whose largest u is that of the level nearest to a / s. For two levels, p = (-1, 1), the square
     plays no role and a is the pair form's ã, whatever s is.
 
-    A gradient v on ũ moves a by what comes closest to moving ũ: <p, v> / <p, p>, p less its mean.
+    A gradient v on ũ moves a by what comes closest to moving ũ: <p, v> / <p, p>, p less its mean. A gradient v on u is
+    one on t, since on the line a function of u is one of t: p_d Cov(p, v) / Var(p) under u, the slope of v over p.
 
     Args:
         levels: (d,) increasing, in any unit.
@@ -76,6 +79,21 @@ class Line:
     def pulled(self, v: Tensor) -> Tensor:
         """The gradient with respect to a (m,) of one with respect to ũ (d, m)."""
         return (self.centred @ v).div_(self.square)
+
+    def slope(self, a: Tensor, u: Tensor, v: Tensor) -> Tensor:
+        """The gradient with respect to t (m,) of what has the gradient v (d, m) with respect to the u (d, m) of a (m,).
+
+        Where u is decided, it is the slope from its label to the next one on the side of a.
+        """
+        nearest = self.labels(a).long()
+        beside = nearest + torch.where(a > self.spacing * self.p[nearest], 1, -1)
+        beside = torch.where((beside < 0) | (beside > self.top), 2 * nearest - beside, beside)
+        # From the nearest label, so that nothing is lost where the others have next to nothing of u.
+        p, v = self.p[:, None] - self.p[nearest], v - v.gather(0, nearest[None])
+        u = u.scatter_add(0, beside[None], torch.full_like(u[:1], FADED))
+        up, first = u * p, (u * p).sum(0)
+        covariance, variance = (up * v).sum(0) - first * (u * v).sum(0), (up * p).sum(0) - first * first
+        return covariance.div_(variance).mul_(self.top)
 
     def mean(self, u: Tensor) -> Tensor:
         """t (m,) of u (d, m)."""
@@ -148,6 +166,10 @@ class Projection(ABC):
             place.copy_(line.pulled(self.planes_vjp(self.planes(planes, beta), g, beta, planes)))
         return delta
 
+    def line_planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
+        """The gradient with respect to a (m,) of what has the gradient g (d, m) with respect to the u (d, m) of a."""
+        return line.pulled(self.planes_vjp(u, g, beta, line.planes(aux)))
+
     def line_start(self, t: Tensor, line: Line, beta: float) -> Tensor:
         """a (m,) that is mapped to t (m,), strictly between -1 and 1: by bisection, since t grows with a."""
         reach = line.spacing * line.top + START_REACH / beta
@@ -174,6 +196,14 @@ class Projection(ABC):
             aux: ũ (d, m).
         """
         return self.planes_vjp(u, q * g, beta, aux)
+
+    def unary_vjp(
+        self, u: Tensor, q: Tensor, g: Tensor, parts: Sequence[int], costs: Tensor, beta: float, aux: Tensor
+    ) -> Tensor:
+        """Likewise of the gradient q gᵀ + c for costs c (parts, d) of the labels, alike for so many variables each."""
+        sizes = torch.tensor(parts, device=g.device)
+        each = costs.T.repeat_interleave(sizes, 1, output_size=len(g))
+        return self.planes_vjp(u, (q * g).add_(each), beta, aux)
 
 
 @configurable
@@ -211,6 +241,24 @@ class Softmax(Projection):
         if self.jacobian == "reference":  # the mean is all of u that it needs
             return beta / line.top, line.top**2 / line.square, line.centre
         return None
+
+    def mean_costs(self, costs: Tensor, parts: Sequence[int], beta: float, line: Line | None) -> fused.Costs | None:
+        """The gradient on t of <c, u> for costs c of the labels (parts, d), of a pair or a line; None if there is no
+        formula for it.
+
+        With three even levels and κ = exp(-2 beta s), u_1 u_3 = κ² u_2² makes u_2 a function of t, and of <c, u> the
+        slope (c_3 - c_1) / 2 + ((c_1 + c_3) / 2 - c_2) sinh(2 beta a) / (cosh(2 beta a) + 2 κ).
+        """
+        values = costs.double().numpy()
+        low, high = values[:, 0], values[:, -1]
+        if line is None:
+            bend, soft = np.zeros_like(low), 0.0
+        elif line.grid == line.top == 2:
+            bend, soft = (low + high) / 2 - values[:, 1], 4 * math.exp(-2 * beta * line.spacing)
+        else:
+            return None
+        numbers = np.stack([(high - low) / 2, bend], 1).astype(np.float32)
+        return fused.Costs(np.cumsum(parts), numbers, np.array([2 * beta * fused.LOG2E, soft], np.float32))
 
     def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         # The maximum goes before beta is multiplied in: beta times a large ũ may be infinite, beta times 0 is 0.
@@ -255,6 +303,13 @@ class Softmax(Projection):
             return super().line_vjp(t, delta, beta, aux, line)
         return self._mean_vjp(t, delta, *factors)
 
+    def line_planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
+        if self.jacobian == "exact":
+            return super().line_planes_vjp(u, g, beta, aux, line)
+        # Of an approximate product with planes, the part along the line may point the wrong way: what it does to
+        # labels between the ends is lost.
+        return self.line_vjp(line.mean(u), line.slope(aux, u, g), beta, aux, line)
+
     def _mean_vjp(self, t: Tensor, delta: Tensor, factor: float, share: float, centre: float) -> Tensor:
         if fused.usable(t, delta):
             fused.mean_vjp(t, delta, factor, share, centre)
@@ -279,6 +334,15 @@ class Softmax(Projection):
         if self.jacobian == "exact":
             return u.mul_(q - w).mul_(g * beta)
         return super().weights_vjp(u, q, w, g, beta, aux)
+
+    def unary_vjp(
+        self, u: Tensor, q: Tensor, g: Tensor, parts: Sequence[int], costs: Tensor, beta: float, aux: Tensor
+    ) -> Tensor:
+        if self.jacobian in ("exact", "reference") and fused.usable(u, q, g):
+            centred = costs - costs.mean(1, keepdim=True)
+            fused.unary_vjp(u, q, g, parts, centred, beta, self.jacobian == "exact")
+            return u
+        return super().unary_vjp(u, q, g, parts, costs, beta, aux)
 
 
 @configurable
@@ -344,6 +408,9 @@ class Hardmax(Projection):
 
     def planes_start(self, u: Tensor, beta: float) -> Tensor:
         return u.clone()
+
+    def line_planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
+        return self.line_vjp(line.mean(u), line.slope(aux, u, g), beta, aux, line)  # as of an approximate softmax
 
     def planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
         first, second = aux.topk(2, dim=0).values

@@ -25,6 +25,7 @@ SUBJECTS = {
     "run": ("Whole run of LeNet-300 against its bare steps", "whole_run", "measure_whole_run"),
     "startup": ("Until a command answers, against importing torch", "startup", "measure_startup"),
     "projections": ("Projection and product, others against mrfquant", "projections", "measure_projections"),
+    "energies": ("Steps with priors against first order alone", "energies", "measure_energies"),
     "curvature": ("Second moments against forward, pairwise against first order", "curvature", "measure_curvature"),
     "round": ("Rounding a layer: energy against seconds", "rounding", "measure_rounding"),
     "loader": ("A batch, others against mrfquant", "loader", "measure_loader"),

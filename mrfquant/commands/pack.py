@@ -37,6 +37,7 @@ def parser() -> Parser:
     p.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished, quantized run")
     p.add_argument("-o", "--out", metavar="FILE", type=writable, required=True, help="the file to write")
     p.add_argument("--base3", action="store_true", help="five labels of three levels in a byte, 1.6 bits a weight")
+    p.add_argument("--compress", action="store_true", help="deflate the labels: for networks with many zeros")
     p.share("--import")
     p.add_argument("--onnx", metavar="FILE", type=writable, help="write the network as ONNX with packed weights, too")
     p.add_argument(
@@ -58,8 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     network = pack_run(arguments.run, "base3" if arguments.base3 else "bits", arguments.imports)
     if arguments.base3 and not any(p.encoding == "base3" for p in network.parameters.values()):
         raise BadInput(f"--base3 is for three levels, {arguments.run} has none: leave it out")
-    size = network.write(arguments.out)
-    for line in account(network, size):
+    size = network.write(arguments.out, arguments.compress)
+    for line in account(network, size, arguments.compress):
         print(line)
     print(f"written      {arguments.out}")
     if arguments.onnx:
@@ -110,10 +111,10 @@ def pack_run(path: Path, encoding: Encoding = "bits", imports: Sequence[str] = (
     return network
 
 
-def account(network: PackedNetwork, size: int) -> list[str]:
+def account(network: PackedNetwork, size: int, compressed: bool = False) -> list[str]:
     """What a file of `size` bytes consists of, line by line."""
     weights = sum(p.numel for p in network.parameters.values())
-    labels = sum(p.nbytes for p in network.parameters.values())
+    labels = sum(p.nbytes - len(p.data) + len(p.stored(compressed)) for p in network.parameters.values())
     floats = {name: t.numel() * t.element_size() for name, t in network.floats.items()}
     statistics = sum(n for name, n in floats.items() if _is_statistic(name))
     free = {name: n for name, n in floats.items() if not _is_statistic(name)}

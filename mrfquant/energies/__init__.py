@@ -2,6 +2,18 @@
 
 from mrfquant.energies.base import Energy
 from mrfquant.energies.pairwise import PairwiseEnergy
+from mrfquant.energies.priors import CodeLength, FlipNoise, LabelPrior, Prior, TargetHistogram
+from mrfquant.energies.sum import SumOf
 from mrfquant.energies.taylor import FirstOrderTaylor
 
-__all__ = ["Energy", "FirstOrderTaylor", "PairwiseEnergy"]
+__all__ = [
+    "CodeLength",
+    "Energy",
+    "FirstOrderTaylor",
+    "FlipNoise",
+    "LabelPrior",
+    "PairwiseEnergy",
+    "Prior",
+    "SumOf",
+    "TargetHistogram",
+]

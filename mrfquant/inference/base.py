@@ -44,6 +44,7 @@ class Inference(AsOptimizer):
         variables: one tensor per block.
         iteration: steps done.
         budget: steps there will be in all, for schedules that end with the run; see `prepare`.
+        watched: whether the next step is to note the values of the energy; see `energies`.
     """
 
     method: str  # the name in results
@@ -64,6 +65,8 @@ class Inference(AsOptimizer):
         self.schedule = beta or Constant(1.0)
         self.iteration = 0
         self.budget: int | None = None
+        self.watched = False
+        self._values: dict[str, Tensor] = {}
         self.variables = [self._first(block) for block in labelling.blocks]
         super().__init__(labelling, self.variables, optimizer)
         self._finalized = self._shared = False
@@ -77,7 +80,8 @@ class Inference(AsOptimizer):
             budget: how many steps there will be in all.
             temperature: what the loss divides the network's outputs by.
         """
-        self.budget, self.energy.temperature = budget, temperature
+        self.budget = budget
+        self.energy.prepare(budget, temperature)
 
     @abstractmethod
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
@@ -140,7 +144,10 @@ class Inference(AsOptimizer):
         frozen = self.labelling.frozen(self.variables)
         if (scales := self.labelling.learned) is not None:
             scales.log.grad = scales.gradient(self.labelling.labelled.g, self.labelling.labelled.w)
+        self.energy.iteration = self.iteration
         self.energy.begin_step((block, self.marginals(block, x)) for block, x in self.items())
+        if self.watched:
+            self._values, self.watched = self._values_of_energy(), False
         self.hand_on_settings()
         done = [not frozen and scales is None and self.step_at_once(block, x) for block, x in self.items()]
         for (block, x), is_done in zip(self.items(), done, strict=True):
@@ -246,6 +253,24 @@ class Inference(AsOptimizer):
     def settings(self) -> dict[str, float]:
         """What is in force now, known without touching a tensor."""
         return {"learning_rate": self.param_groups[0]["lr"]}
+
+    def energies(self) -> dict[str, float]:
+        """The values of the energy, or of those that it is the sum of, at the last step that was watched, by name.
+
+        That of the first-order model alone is left out: <g, w> of one batch. Waits for the device.
+        """
+        return {name: value.item() for name, value in self._values.items()}
+
+    def _values_of_energy(self) -> dict[str, Tensor]:
+        """Over all blocks; nothing for a solver without u."""
+        total: dict[str, Tensor] = {}
+        if type(self.energy) is FirstOrderTaylor:
+            return total
+        for block, x in self.items():
+            if (u := self.marginals(block, x)) is not None:
+                for name, value in self.energy.values(block, u).items():
+                    total[name] = total[name] + value if name in total else value
+        return total
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:

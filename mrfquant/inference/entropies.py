@@ -44,12 +44,12 @@ class TreeEntropy(Entropy):
         self.strength, self.depth = strength, depth
 
     def projection(self, block: Block, softmax: Softmax, energy: Energy) -> Projection:
-        if not isinstance(energy, PairwiseEnergy):
+        if (pairwise := energy.find(PairwiseEnergy)) is None:
             raise BadInput(
                 f"TreeEntropy needs the couplings of a PairwiseEnergy, the energy is {type(energy).__name__}: set "
                 "energy = @PairwiseEnergy(), or leave the entropy out"
             )
-        return TreeSoftmax(block, softmax, energy, self)
+        return TreeSoftmax(block, softmax, pairwise, self)
 
     def trees(self, layer: LayerCurvature) -> list[SpanningTree]:
         """Of each group of a layer."""

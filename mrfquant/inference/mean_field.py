@@ -51,4 +51,4 @@ class MeanField(ProjectedInference):
 
     def gradient(self, block: Block, x: Tensor) -> None:
         g = self.energy.gradient(block, self.marginals(block, x))
-        x.mul_(self.damping).sub_(self._on_variables(block, g), alpha=1 - self.damping)
+        x.mul_(self.damping).sub_(self._on_variables(block, x, g), alpha=1 - self.damping)

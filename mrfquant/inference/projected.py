@@ -39,6 +39,7 @@ def auxiliary_gradient(
     aux: Tensor,
     beta: float,
     line: Line | None = None,
+    spread: float | None = None,
 ) -> Tensor:
     """The gradient of E^k(P(beta ũ)) with respect to ũ at u = P(beta ũ). May overwrite `block.g` and planes u.
 
@@ -50,20 +51,23 @@ def auxiliary_gradient(
         aux: ũ.
         beta: the inverse temperature.
         line: of a block that is on one.
+        spread: beta in u = P(beta ũ), if it is another than in the product.
     """
-    g = energy.weight_gradient(block)
-    if g is None and line is not None:
-        planes = line.planes(aux)
-        u = projection.planes(planes, beta)
-        return line.pulled(projection.planes_vjp(u, energy.gradient(block, u), beta, planes))
-    if g is None:
+    g, costs = energy.weight_gradient(block), energy.label_costs(block)
+    one_number = block.is_pair or line is not None
+    if g is None or (costs is not None and one_number):
+        if line is not None:
+            u = projection.planes(line.planes(aux), beta if spread is None else spread)
+            return projection.line_planes_vjp(u, energy.gradient(block, u), beta, aux, line)
         vjp = projection.pair_vjp if block.is_pair else projection.planes_vjp
         return vjp(u, energy.gradient(block, u), beta, aux)
     # The same in the place of g and u: no new tensor of their size. w is taken for u q.
     g = g if block.scale is None else g.mul_(block.scale)
-    if block.is_pair or line:
+    if one_number:
         delta = g if block.levels.half_gap == 1 else g.mul_(block.levels.half_gap)
         return projection.line_vjp(u, delta, beta, aux, line) if line else projection.pair_vjp(u, delta, beta, aux)
+    if costs is not None:
+        return projection.unary_vjp(u, block.centred_q, g, block.parts, costs, beta, aux)
     w = block.unscaled_weights()
     if block.mean_level:
         w = w - block.mean_level
@@ -154,9 +158,9 @@ class ProjectedInference(Inference):
     def gradient(self, block: Block, x: Tensor) -> Tensor | None:
         if self.auxiliary:
             u = self._planes[block.start] if block.start in self._planes else block.mean_of_weights()
-            line = self._lines.get(block.start)
-            return auxiliary_gradient(self.energy, self.projection_of(block), block, u, x, self.product_beta, line)
-        return self._on_variables(block, self.energy.gradient(block, self.marginals(block, x)))
+            how = (self.projection_of(block), block, u, x, self.product_beta, self._lines.get(block.start), self.beta)
+            return auxiliary_gradient(self.energy, *how)
+        return self._on_variables(block, x, self.energy.gradient(block, self.marginals(block, x)))
 
     def project(self, block: Block, x: Tensor) -> None:
         planes = self._planes.get(block.start)
@@ -182,12 +186,15 @@ class ProjectedInference(Inference):
             return False
         assert isinstance(self.projection, Softmax)
         line = self._lines.get(block.start)
-        factors = self.projection.mean_factors(self.product_beta, line)
+        factors, costs = self.projection.mean_factors(self.product_beta, line), self.energy.label_costs(block)
+        on_mean = dispatch.NO_COSTS
+        if costs is not None and (on_mean := self.projection.mean_costs(costs, block.parts, self.beta, line)) is None:
+            return False
         if factors is None or (rule := rule_of(self.optimizer, x)) is None:
             return False
         how = self.projection.mean_kernel(self.schedule(self.iteration + 1, self.budget), line)
         levels = (block.levels.middle, block.levels.half_gap)
-        dispatch.step(x, block.g, block.w, block.scale, levels, factors, rule, how)
+        dispatch.step(x, block.g, block.w, block.scale, levels, factors, rule, how, on_mean)
         return True
 
     @property
@@ -231,10 +238,10 @@ class ProjectedInference(Inference):
         assert isinstance(self.projection, Softmax)
         return self.entropy.projection(block, self.projection, self.energy)
 
-    def _on_variables(self, block: Block, g: Tensor) -> Tensor:
+    def _on_variables(self, block: Block, x: Tensor, g: Tensor) -> Tensor:
         """A gradient on u as one on variables that are moved without a Jacobian."""
         if (line := self._lines.get(block.start)) is not None:
-            return line.pulled(g)
+            return line.slope(x, self.marginals(block, x), g).div_(line.top)
         return g if block.is_pair else g.sub_(g.mean(0))
 
     def _u_of(self, block: Block, x: Tensor) -> Tensor:

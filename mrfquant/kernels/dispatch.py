@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,6 +47,11 @@ def weights(aux: Tensor, q: Tensor, beta: float, out: Tensor, w: Tensor) -> None
 def weights_vjp(u: Tensor, q: Tensor, w: Tensor, g: Tensor, beta: float, exact: bool) -> None:
     """The product for the Jacobian 'exact' or else 'reference', into u."""
     _run("exact_product" if exact else "reference_product", u, q, w, g, beta)
+
+
+def unary_vjp(u: Tensor, q: Tensor, g: Tensor, parts: Sequence[int], costs: Tensor, beta: float, exact: bool) -> None:
+    """The same for the gradient q gᵀ + c, with costs c of the labels (parts, d), less their mean, into u."""
+    _run("unary_product", u, q, g, np.cumsum(parts), costs.contiguous(), beta, exact)
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,23 @@ def mean_vjp(t: Tensor, delta: Tensor, factor: float, share: float, centre: floa
     _run("mean_product", t, delta, factor, factor * share, centre)
 
 
+class Costs(NamedTuple):
+    """Costs of labels as a gradient on t: slope + bend sinh(x) / (cosh(x) + soft / 2) for x = scale log(2) a.
+
+    Attributes:
+        ends: (parts,) the variable after the last one of each part.
+        numbers: (parts, 2) slope and bend of each part.
+        curve: (2,) scale and soft.
+    """
+
+    ends: np.ndarray
+    numbers: np.ndarray
+    curve: np.ndarray
+
+
+NO_COSTS = Costs(np.zeros(0, np.int64), np.zeros((0, 2), np.float32), np.zeros(2, np.float32))
+
+
 def step(
     x: Tensor,
     g: Tensor,
@@ -127,6 +149,7 @@ def step(
     product: tuple[float, float, float],
     rule: tuple[str, tuple[float, ...], Tensor, Tensor],
     how: Mean,
+    costs: Costs = NO_COSTS,
 ) -> None:
     """Move x along the product with g (`mean_vjp`) by the rule of an optimizer, write w, and clear g: (m,) each.
 
@@ -139,6 +162,7 @@ def step(
         product: f, a and c of `mean_vjp`.
         rule: 'adam' or 'sgd', its settings, and its two running averages, see `mrfquant.inference.one_pass.Rule`.
         how: the map from x to t, of which w is made.
+        costs: of labels, whose gradient on t is added to that of w.
     """
     from mrfquant.kernels import steps
 
@@ -146,7 +170,8 @@ def step(
     factor, share, centre = product
     every = NOTHING if scale is None else scale
     numbers = [np.array(values, np.float32) for values in (levels, (factor, factor * share, centre), settings)]
-    _call(steps.step, x, g, w, every, *numbers[:2], kind == "adam", numbers[2], first, second, *how.arguments)
+    rest = (kind == "adam", numbers[2], first, second, *how.arguments)
+    _call(steps.step, x, g, w, every, *numbers[:2], *costs, *rest)
 
 
 def sparsemax(aux: Tensor, beta: float, out: Tensor) -> None:

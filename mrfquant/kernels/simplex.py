@@ -184,6 +184,19 @@ def mean_product(t, delta, factor, share, centre, start, stop):
 
 
 @jit(**OPTIONS)
+def add_costs(aux, delta, slope, bend, scale, soft):
+    """slope + bend sinh(x) / (cosh(x) + soft / 2), added to δ; see `mrfquant.kernels.dispatch.Costs`."""
+    if bend == 0:
+        for j in range(len(aux)):
+            delta[j] += slope
+    else:
+        for j in range(len(aux)):
+            h = power_of_two(-abs(aux[j]) * scale)
+            share = (ONE - h * h) / (ONE + h * h + soft * h)
+            delta[j] += slope + (-bend if aux[j] < 0 else bend) * share
+
+
+@jit(**OPTIONS)
 def reference_product(u, q, w, g, beta, start, stop):
     """beta (I - u uᵀ) q gᵀ = (q - u w) beta g."""
     for first in range(start, stop, TILE):
@@ -205,6 +218,32 @@ def exact_product(u, q, w, g, beta, start, stop):
             y, level = u[k, first:last], q[k, 0]
             for j in range(last - first):
                 y[j] *= (level - w_tile[j]) * (g_tile[j] * beta)
+
+
+@jit(**OPTIONS)
+def unary_product(u, q, g, ends, costs, beta, exact, start, stop):
+    """The same products for the gradient q gᵀ + c, with costs c of the labels for each part, less their mean."""
+    expected, part = np.empty(TILE, f32), 0
+    first = start
+    while first < stop:
+        while ends[part] <= first:
+            part += 1
+        last = min(first + TILE, stop, ends[part])
+        n, g_tile = last - first, g[first:last]
+        expected[:n] = 0
+        for k in range(len(q)):
+            y, level, cost = u[k, first:last], q[k, 0], costs[part, k]
+            for j in range(n):
+                expected[j] += y[j] * (level * g_tile[j] + cost)
+        for k in range(len(q)):
+            y, level, cost = u[k, first:last], q[k, 0], costs[part, k]
+            if exact:
+                for j in range(n):
+                    y[j] *= (level * g_tile[j] + cost - expected[j]) * beta
+            else:
+                for j in range(n):
+                    y[j] = (level * g_tile[j] + cost - y[j] * expected[j]) * beta
+        first = last
 
 
 @jit(**OPTIONS)

@@ -10,7 +10,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from mrfquant.kernels.jit import jit
-from mrfquant.kernels.simplex import ONE, TILE, ZERO, f32, mean, mean_product
+from mrfquant.kernels.simplex import ONE, TILE, ZERO, add_costs, f32, mean, mean_product
 
 LANES = 8  # floats that torch moves at once; it rounds those that are left over in another place
 
@@ -64,18 +64,19 @@ def sgd(x, g, momentum_buffer, settings, whole):
 
 
 @jit(error_model="numpy")
-def step(x, g, w, scale, levels, product, by_adam, settings, average, square, *how_and_range):
+def step(x, g, w, scale, levels, product, ends, costs, curve, by_adam, settings, average, square, *how_and_range):
     """A step of the variables x along the gradient g on the weights w, which are set anew; g is cleared.
 
     Args:
         scale: of every weight, or empty. levels: middle and half gap. product: factor, share and centre.
+        ends, costs, curve: of `mrfquant.kernels.dispatch.Costs`, or empty.
         by_adam: or else by SGD. settings, average, square: of the optimizer.
         how_and_range: the arguments of `mean` between the variables and t, `start` and `stop`.
     """
     kind, power, spacing, neighbours, first_table, second_table, start, stop = how_and_range
     middle, half = levels[0], levels[1]
     plain, scaled = middle == 0 and half == 1 and not len(scale), len(scale) > 0
-    t = np.empty(TILE, f32)
+    t, part = np.empty(TILE, f32), 0
     for first in range(start, stop, TILE):
         last = min(first + TILE, stop)
         n, x_tile, slope, weights, scales = last - first, x[first:last], g[first:last], w[first:last], scale[first:last]
@@ -86,14 +87,19 @@ def step(x, g, w, scale, levels, product, by_adam, settings, average, square, *h
         if half != 1:
             for j in range(n):
                 slope[j] *= half
-        if plain:
-            mean_product(weights, slope, product[0], product[1], product[2], 0, n)
-        else:
+        if not plain:
             for j in range(n):
                 t[j] = weights[j] / scales[j] if scaled else weights[j]
             for j in range(n):
                 t[j] = max(-ONE, min(ONE, (t[j] - middle) / half))
-            mean_product(t, slope, product[0], product[1], product[2], 0, n)
+        low = 0
+        while len(ends) and low < n:
+            while ends[part] <= first + low:
+                part += 1
+            high = min(n, ends[part] - first)
+            add_costs(x_tile[low:high], slope[low:high], costs[part, 0], costs[part, 1], curve[0], curve[1])
+            low = high
+        mean_product(weights if plain else t[:n], slope, product[0], product[1], product[2], 0, n)
         if by_adam:
             adam(x_tile, slope, average[first:last], square[first:last], settings, whole)
         else:

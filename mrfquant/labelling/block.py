@@ -34,6 +34,7 @@ class Block:
         group: the number of its group of parameters, see `Labelling`.
         precision: of the network's weights, which those here are rounded to; that of w by default.
         form: of auxiliary variables of more than two levels, see `mrfquant.projections`.
+        parts: how many of the variables each of its parameters has, in their order; all are one part by default.
     """
 
     levels: LevelSet
@@ -44,8 +45,11 @@ class Block:
     group: int = 0
     precision: torch.dtype | None = None
     form: Form = "planes"
+    parts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        self.parts = self.parts or (len(self.w),)
+        self._part_sizes = torch.tensor(self.parts, device=self.w.device)
         self.q = torch.tensor(self.levels.values, dtype=self.w.dtype, device=self.w.device)
         seen = self.q.to(self.precision or self.w.dtype)
         if not seen.isfinite().all() or len(seen.unique()) < self.d:
@@ -73,6 +77,12 @@ class Block:
     def has_planes(self) -> bool:
         """Whether auxiliary variables are kept as planes."""
         return self.form == "planes" and not self.is_pair
+
+    def each(self, of_parts: Tensor) -> Tensor:
+        """What parts have, (..., parts), for each of their variables: (..., m)."""
+        if len(self.parts) == 1:
+            return of_parts.expand(*of_parts.shape[:-1], self.m)
+        return of_parts.repeat_interleave(self._part_sizes, -1, output_size=self.m)
 
     def write(self, u: Tensor) -> None:
         """Set the weights to their expectation w = u q."""

@@ -117,11 +117,13 @@ class Labelling:
             raise BadSetting("Labelling.learn_scale", True, "False where there is no scale: set Labelling.scale")
         self.scales = self._scales(sets, scale, group_size, learn_scale)
         self.blocks: list[Block] = []
-        for (level_set, group), together in groupby(ordered, lambda n: (sets[n], self.group_of[n])):
+        for (level_set, group), names_in_it in groupby(ordered, lambda n: (sets[n], self.group_of[n])):
+            together = list(names_in_it)
             first, last = self.labelled.span_of(together)
             w, g = self.labelled.w[first:last], self.labelled.g[first:last]
             part = None if self.scale is None else self.scale[first:last]
-            self.blocks.append(Block(level_set, first, w, g, part, group, self.labelled.dtype, form))
+            sizes = tuple(trainable[n].numel() for n in together)
+            self.blocks.append(Block(level_set, first, w, g, part, group, self.labelled.dtype, form, sizes))
 
     def __len__(self) -> int:
         """The number of labelled variables."""
@@ -199,6 +201,30 @@ class Labelling:
     def names_in(self, block: Block) -> list[str]:
         """Of the parameters whose weights are in a block."""
         return [n for n, (first, _) in self.labelled.spans.items() if block.start <= first < block.start + block.m]
+
+    def select(self, which: str | Sequence[str] | Callable[..., Any], setting: str) -> set[str]:
+        """The names of labelled parameters that patterns of names choose, or what the argument `which` takes.
+
+        Args:
+            which: a list of patterns, the name of a preset, or a function from the network to names.
+            setting: what the choice is called in errors.
+        """
+        if isinstance(which, str) and which not in PRESETS:
+            raise BadSetting(setting, which, f"{', '.join(map(repr, PRESETS))}, or a list of patterns of names")
+        if isinstance(which, str):
+            found = PRESETS[which](self.model)
+        elif isinstance(which, Sequence):
+            names = list(self.labelled.spans)
+            if idle := [p for p in which if not any(fnmatchcase(name, p) for name in names)]:
+                raise BadInput(
+                    f"the pattern {idle[0]!r} fits no labelled parameter; there are {', '.join(names)}", setting
+                )
+            found = {name for name in names if any(fnmatchcase(name, p) for p in which)}
+        else:
+            found = set(which(self.model))
+        if not (found := found & self.labelled.spans.keys()):
+            raise BadInput(f"{setting} selects no labelled parameter", setting)
+        return found
 
     def summary(self) -> str:
         """A table of what is labelled, with which levels, scale and bits, and what stays free."""

@@ -7,6 +7,7 @@ base3  for three levels: byte j is the sum over i < 5 of label 5 j + i times 3^i
 
 from __future__ import annotations
 
+import zlib
 from typing import Literal
 
 import numpy as np
@@ -67,3 +68,22 @@ def unpack(packed: Tensor, count: int, d: int, encoding: Encoding = "bits") -> T
     if (len(labels) and labels.max() >= d) or (encoding == "base3" and data.max(initial=0) >= 3**TRITS):
         raise BadInput(f"a packed label is {labels.max()}, expected 0 to {d - 1}: the data is damaged")
     return torch.from_numpy(np.ascontiguousarray(labels))
+
+
+def deflated(data: Tensor) -> Tensor:
+    """Bytes (n,) compressed by zlib: where labels have unlike shares, they take less than their bits."""
+    return torch.frombuffer(bytearray(zlib.compress(data.numpy().tobytes(), 9)), dtype=torch.uint8)
+
+
+def inflated(data: Tensor, size: int) -> Tensor:
+    """The `size` bytes that were deflated; no more memory is taken than for these."""
+    if data.dtype != torch.uint8 or data.dim() != 1:
+        raise BadInput(f"compressed labels are {tuple(data.shape)} {data.dtype}, expected a row of bytes")
+    reader = zlib.decompressobj()
+    try:
+        found = reader.decompress(data.numpy().tobytes(), size + 1)
+    except zlib.error:
+        raise BadInput("compressed labels cannot be read: the data is damaged") from None
+    if len(found) != size or not reader.eof or reader.unused_data:
+        raise BadInput(f"compressed labels are not the {size} bytes that they should be: the data is damaged")
+    return torch.frombuffer(bytearray(found), dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)

@@ -20,12 +20,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mrfquant.errors import BadInput
-from mrfquant.packing.bits import MOST
+from mrfquant.packing.bits import MOST, inflated, packed_size
 from mrfquant.packing.parameter import PackedParameter
 from mrfquant.storage.files import atomic
 from mrfquant.text import printable
 
-FORMAT, VERSION, WITH_ZEROS = "mrfquant", "1", "2"  # a reader that knows no zero points refuses a file that has them
+FORMAT, VERSION = "mrfquant", "1"
+WITH_ZEROS, COMPRESSED = "2", "3"  # a reader that knows no zero points, or no compression, refuses a file that has them
+DEFLATED = "+zlib"  # after the encoding of labels
 SCALE, ZERO = ":scale", ":zero"  # after the name of the parameter that they belong to
 FLOATS = (torch.float32, torch.int64)  # of what is not packed: parameters left free, batch-norm statistics and counts
 KEYS = ("format", "network", "images", "blocks", "origin", "sha256")
@@ -60,17 +62,22 @@ class PackedNetwork:
         """The network's state with its weights as float32."""
         return {name: p.values() for name, p in self.parameters.items()} | self.floats
 
-    def write(self, path: str | os.PathLike[str]) -> int:
-        """Write the file, whole or not at all; returns its size in bytes."""
+    def write(self, path: str | os.PathLike[str], compress: bool = False) -> int:
+        """Write the file, whole or not at all; returns its size in bytes.
+
+        Args:
+            compress: deflate the labels, which pays where some are much rarer than others.
+        """
         version = WITH_ZEROS if any(p.zero is not None for p in self.parameters.values()) else VERSION
+        version = COMPRESSED if compress else version
         metadata = {
             "format": f"{FORMAT} {version}",
             "network": _json([self.name, self.arguments]),
             "images": _json(self.images),
-            "blocks": _json(self._blocks()),
+            "blocks": _json(self._blocks(DEFLATED if compress else "")),
             "origin": _json(self.origin),
         }
-        tensors = {name: p.data for name, p in self.parameters.items()} | self.floats
+        tensors = {name: p.stored(compress) for name, p in self.parameters.items()} | self.floats
         tensors |= {name + SCALE: p.scale for name, p in self.parameters.items() if p.scale is not None}
         tensors |= {name + ZERO: p.zero for name, p in self.parameters.items() if p.zero is not None}
         tensors = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}  # no two share memory
@@ -111,13 +118,13 @@ class PackedNetwork:
             raise ValueError
         return cls(name, arguments, images, parameters, left, origin)
 
-    def _blocks(self) -> list[list[Any]]:
+    def _blocks(self, after: str) -> list[list[Any]]:
         """Parameters by levels, encoding and group size: [levels, encoding, {name: shape}], and the size if any."""
         blocks: dict[tuple[tuple[float, ...], str, int | None], dict[str, list[int]]] = {}
         for name, p in self.parameters.items():
             blocks.setdefault((p.levels, p.encoding, p.group_size), {})[name] = list(p.shape)
         return [
-            [[_short(q) for q in levels], encoding, shapes, *([] if group_size is None else [group_size])]
+            [[_short(q) for q in levels], encoding + after, shapes, *([] if group_size is None else [group_size])]
             for (levels, encoding, group_size), shapes in blocks.items()
         ]
 
@@ -129,6 +136,8 @@ def _parameter(
     numbers = [float(level) for level in levels]
     if not 2 <= len(numbers) <= MOST or not all(map(math.isfinite, numbers)) or numbers != sorted(set(numbers)):
         raise BadInput(f"{name} has levels that are not finite, different and increasing")
+    compressed = isinstance(encoding, str) and encoding.endswith(DEFLATED)
+    encoding = encoding.removesuffix(DEFLATED) if compressed else encoding
     if encoding not in ("bits", "base3") or (encoding == "base3" and len(numbers) != 3):
         raise BadInput(f"{name} has the encoding {str(encoding)[:40]!r}, expected 'bits', or 'base3' for three levels")
     sizes = [size for size in shape if isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**40]
@@ -140,6 +149,8 @@ def _parameter(
     if name not in tensors:
         raise BadInput(f"{name} is announced and not there")
     data, scale, zero = tensors.pop(name), tensors.pop(name + SCALE, None), tensors.pop(name + ZERO, None)
+    if compressed:
+        data = inflated(data, packed_size(math.prod(shape), len(numbers), encoding))
     for what, part in (("scale", scale), ("zero point", zero)):
         if part is not None and (part.dtype != torch.float32 or not part.isfinite().all()):
             raise BadInput(f"the {what} of {name} is not finite float32")
@@ -163,10 +174,10 @@ def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             kind, _, version = metadata.get("format", "").partition(" ")
             if kind != FORMAT:
                 raise BadInput(f"{path} is a safetensors file of another kind: give one written by mrfquant pack")
-            if version not in (VERSION, WITH_ZEROS):
+            if version not in (VERSION, WITH_ZEROS, COMPRESSED):
                 raise BadInput(
-                    f"{path} has version {version[:20]!r} of the format, this program reads {VERSION!r} and "
-                    f"{WITH_ZEROS!r}: use another release, or pack the run again"
+                    f"{path} has version {version[:20]!r} of the format, this program reads {VERSION!r} to "
+                    f"{COMPRESSED!r}: use another release, or pack the run again"
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except BadInput:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mrfquant.errors import BadInput
-from mrfquant.packing.bits import Encoding, pack, packed_size, unpack
+from mrfquant.packing.bits import Encoding, deflated, pack, packed_size, unpack
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,10 @@ class PackedParameter:
     def nbytes(self) -> int:
         """Bytes of labels, scales and zero points."""
         return self.data.numel() + sum(4 * of.numel() for of in (self.scale, self.zero) if of is not None)
+
+    def stored(self, compressed: bool) -> Tensor:
+        """The labels as files have them: the bytes, or these deflated."""
+        return deflated(self.data) if compressed else self.data
 
     def labels(self) -> Tensor:
         """The label of every weight, in the parameter's shape."""

@@ -30,9 +30,11 @@ class EnergyContract(Contract):
 
     Attributes:
         steps: that the energy has been through before those that it is looked at in.
+        constant: whether the gradient is the same whatever a step brings, as that of a prior may be.
     """
 
     steps: ClassVar[int] = 2
+    constant: ClassVar[bool] = False
 
     def make(self, labelling: Labelling, **settings: Any) -> Energy:
         """The energy for a labelling."""
@@ -113,13 +115,22 @@ class EnergyContract(Contract):
             assert all(torch.equal(x, was) for x, was in zip(read, before, strict=True)), "w, g or u has changed"
             assert torch.equal(energy.gradient(block, u), kept), "the gradient is not the same the second time"
 
-    def test_a_gradient_on_the_weights_says_the_same_as_that_on_u(self, levels: Levels) -> None:
+    def test_a_gradient_on_the_weights_and_costs_of_labels_say_the_same_as_that_on_u(self, levels: Levels) -> None:
         for energy, block, u in self.at_work(levels):
             expected = energy.gradient(block, u)
-            if (g := energy.weight_gradient(block)) is not None:
+            g, costs = energy.weight_gradient(block), energy.label_costs(block)
+            if g is None and costs is None:
+                continue
+            found = torch.zeros_like(expected)
+            if g is not None:
                 assert g.shape == block.w.shape, f"a gradient of shape {tuple(g.shape)} for weights ({block.m},)"
-                off = (block.gradient_on_u(g) - expected).abs().max()
-                assert off <= 1e-9 * (1 + expected.abs().max()), f"it is off by {off:.2g} from the gradient on u"
+                found += block.gradient_on_u(g)
+            if costs is not None:
+                rows = (len(block.parts), block.d)
+                assert costs.shape == rows, f"costs of shape {tuple(costs.shape)} for parts and labels {rows}"
+                found += in_form(block, block.each(costs.T)) / (2 if block.is_pair else 1)
+            off = (found - expected).abs().max()
+            assert off <= 1e-9 * (1 + expected.abs().max()), f"they are off by {off:.2g} from the gradient on u"
 
     def test_solvers_may_write_to_the_gradient_on_the_weights(self, levels: Levels) -> None:
         """It may be `block.g`, which every step fills anew, and nothing else that the energy keeps."""
@@ -150,6 +161,8 @@ class EnergyContract(Contract):
 
     def test_what_a_step_brings_is_seen_in_that_step(self, levels: Levels) -> None:
         """Of two energies with one past, that which meets other weights, gradients and u gives another gradient."""
+        if self.constant:
+            return
         for (one, first), (two, second) in zip(self.started(levels), self.started(levels), strict=True):
             found = []
             for energy, labelling, seed in ((one, first, 2), (two, second, 3)):

@@ -156,9 +156,8 @@ class Trainer:
             for hook in self.hooks:
                 if hook.every and self.iteration % hook.every == 0:
                     hook.step(self)
-            evaluate_now = self.iteration % self.eval_interval == 0 or self.iteration == self.iterations
-            if evaluate_now or self.iteration % self.log_interval == 0:
-                self._record(evaluate_now)
+            if self._records_at(self.iteration):
+                self._record(self._evaluates_at(self.iteration))
                 self._fit_to_time()
             if self._asked_to_stop(should_stop) and self.iteration < self.iterations:
                 self._losses = [
@@ -188,9 +187,16 @@ class Trainer:
             self.team.average(self.inference.labelling.gradients())
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.inference.watched = self._records_at(self.iteration + 1)
         self.inference.step()
         self._losses.append(loss.detach())
         self.iteration += 1
+
+    def _evaluates_at(self, iteration: int) -> bool:
+        return iteration % self.eval_interval == 0 or iteration == self.iterations
+
+    def _records_at(self, iteration: int) -> bool:
+        return iteration % self.log_interval == 0 or self._evaluates_at(iteration)
 
     def _outputs(self, inputs: Any) -> Any:
         try:
@@ -213,6 +219,7 @@ class Trainer:
         self._losses.clear()
         now, (then, iteration) = time.perf_counter(), self._mark
         values = {"loss": sum(losses) / len(losses), **self.inference.settings()}
+        values |= {f"energy/{name}": value for name, value in self.inference.energies().items()}
         values["steps_per_second"] = (self.iteration - iteration) / (now - then)
         if evaluate_now:
             values |= self._validate() | self.inference.diagnostics()

@@ -224,6 +224,12 @@ def test_curvature_is_compared_with_forward_and_first_order(bench, monkeypatch):
     assert found["lenet300, 100 steps"]["pairwise"]["ratio"] > 0
 
 
+def test_priors_are_compared_with_first_order(bench):
+    found = bench("energies", "--models", "lenet300")
+    assert list(found) == ["lenet300, d=2", "lenet300, d=3", "lenet300, d=3, planes", "lenet300, d=4"]
+    assert all(row[name]["ratio"] > 0 for row in found.values() for name in ("costs of labels", "code length"))
+
+
 def test_rounding_shows_energy_and_time_against_gptq(bench, monkeypatch):
     monkeypatch.setattr(rounding, "SIZES", ((32, 8),))
     found = bench("round")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mrfquant.energies import FirstOrderTaylor, PairwiseEnergy
+from mrfquant.energies import Energy, FirstOrderTaylor, PairwiseEnergy
 from mrfquant.inference import MeanField, MirrorDescent, ProximalICM, ProximalMeanField, SparsemaxPGD
 from mrfquant.inference.projected import auxiliary_gradient
 from mrfquant.labelling import Labelling
@@ -68,6 +68,56 @@ def test_the_exact_product_is_the_derivative_by_autograd(levels):
     block.g.fill_(1.0)
     product = auxiliary_gradient(FirstOrderTaylor(), Softmax("exact"), block, block.mean_of_weights(), x, beta, line)
     torch.testing.assert_close(product * line.square, slope.detach(), rtol=1e-9, atol=1e-12)
+
+
+class Bent(Energy):
+    """Costs of labels that are no linear function of the levels, and the loss, by planes only."""
+
+    def __init__(self, costs):
+        self.costs = torch.tensor(costs, dtype=torch.float64)[:, None]
+
+    def value(self, block, u):
+        return (u * (self.costs + block.q[:, None] * block.g)).sum()
+
+    def gradient(self, block, u):
+        return self.costs + block.q[:, None] * block.g
+
+
+@EVERY
+def test_the_product_of_an_energy_on_u_is_the_derivative_by_autograd(levels):
+    beta, made, energy = 3.0, solver(levels, beta=Constant(3.0)), Bent([k**2 - 2.0 * k for k in range(len(levels))])
+    ((block, x),) = made.items()
+    block.g.copy_(torch.randn(block.m, dtype=x.dtype))
+    line, a, t = made._lines[0], x.clone().requires_grad_(), block.mean_of_weights()
+    u = torch.softmax(beta * (line.p[:, None] * a - line.spacing * line.p[:, None] ** 2 / 2), 0)
+    (truth,) = torch.autograd.grad(energy.value(block, u), a, retain_graph=True)
+    product = auxiliary_gradient(energy, Softmax("exact"), block, t, x, beta, line)
+    torch.testing.assert_close(product * line.square, truth, rtol=1e-9, atol=1e-12)
+    # An approximate product is the derivative with respect to t, times what it takes for the derivative of t.
+    (of_t,) = torch.autograd.grad((line.p / line.top @ u).sum(), a)
+    slope = truth / of_t
+    expected = Softmax("reference").line_vjp(t, slope.detach().clone(), beta, x, line)
+    product = auxiliary_gradient(energy, Softmax("reference"), block, t, x, beta, line)
+    torch.testing.assert_close(product, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", [ProximalMeanField, MirrorDescent, ProximalICM, MeanField])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("beta", [1.0, 1e4])
+def test_a_label_that_costs_less_than_its_neighbours_draws_them(kind, dtype, beta):
+    """The middle of three, whose cost has no part along the line; where labels are decided, too."""
+    made = Labelling(network().to(dtype), [-1, 0, 1])
+    settings = {"energy": Bent([1.0, 0.0, 1.0])} | ({} if kind is ProximalICM else {"beta": Constant(beta)})
+    made = kind(made, lambda p: torch.optim.SGD(p, lr=1e-3), **settings)
+    made.energy.costs = made.energy.costs.to(dtype)
+    (x,) = made.variables
+    before = x.clone()
+    made.labelling.gradients()
+    made.step()
+    moved = x - before * (0.999 if kind is MeanField else 1)
+    outside = before.abs() > 0.05 * before.abs().max()
+    assert x.isfinite().all()
+    assert (moved[outside] * before[outside] < 0).all()
 
 
 def test_an_energy_that_needs_u_sees_planes():

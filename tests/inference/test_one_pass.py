@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from mrfquant.energies import CodeLength, FirstOrderTaylor, LabelPrior, SumOf
 from mrfquant.inference import MirrorDescent, ProximalMeanField, SparsemaxPGD
 from mrfquant.kernels import dispatch
 from mrfquant.labelling import Labelling
+from mrfquant.schedules import Constant, Geometric
 
 pytestmark = pytest.mark.skipif(dispatch._kernels() is None, reason="numba is not installed")
 
@@ -71,6 +73,45 @@ def test_so_is_mirror_descent():
     close(one, two)
 
 
+def priors():
+    parts = [FirstOrderTaylor(), LabelPrior({1: -0.4}, which=["2.*"]), CodeLength(interval=2)]
+    return SumOf(parts, [1.0, 0.01, Geometric(rho=0.9, interval=1, cap=1e-2, start=1e-3)])
+
+
+@pytest.mark.parametrize("kind", [ProximalMeanField, MirrorDescent])
+@pytest.mark.parametrize("levels", [[-1, 1], [-0.3, 1], [-1, 0, 1], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize("scale", ["none", "channel"])
+@pytest.mark.parametrize("beta", [1.0, 1e4])
+def test_costs_of_labels_go_into_it(kind, levels, scale, beta):
+    settings = {"solver": kind, "scale": scale, "beta": Constant(beta)}
+    one, two = (solver(levels, OPTIMIZERS["SGD"], o, energy=priors(), **settings) for o in (True, False))
+    one.energy.begin_step((b, one.marginals(b, x)) for b, x in one.items())
+    assert one.step_at_once(*next(one.items()))
+    one, without = (solver(levels, OPTIMIZERS["SGD"], energy=e, **settings) for e in (priors(), None))
+    for each in (one, two, without):
+        train(each, 3)
+    near = {"atol": 1e-6 * beta, "rtol": 1e-4}
+    torch.testing.assert_close(one.variables[0], two.variables[0], **near)
+    assert (one.variables[0] - without.variables[0]).abs().max() > 100 * near["atol"]
+
+
+@pytest.mark.parametrize("jacobian", ["exact", "reference", "straight_through"])
+@pytest.mark.parametrize("levels", [[-1, 0, 1], [-2, -1, 1, 2], [0, 0.5, 1]], ids=str)
+@pytest.mark.parametrize("scale", ["none", "channel"])
+def test_on_planes_costs_go_into_the_product(jacobian, levels, scale, monkeypatch):
+    how = (levels, OPTIMIZERS["SGD"])
+    settings = {"scale": scale, "form": "planes", "jacobian": jacobian, "beta": Constant(3.0)}
+    compiled, plain, general = (solver(*how, energy=priors(), **settings) for _ in range(3))
+    train(compiled, 3)
+    monkeypatch.setattr(dispatch, "SMALLEST", 10**9)
+    train(plain, 3)
+    monkeypatch.setattr(SumOf, "label_costs", lambda self, block: None)
+    monkeypatch.setattr(SumOf, "weight_gradient", lambda self, block: None)
+    train(general, 3)
+    for other in (plain, general):
+        torch.testing.assert_close(compiled.variables[0], other.variables[0], atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("first", [True, False], ids=["from one pass", "to one pass"])
 def test_either_way_goes_on_from_the_state_of_the_other(optimizer, first):
@@ -88,6 +129,10 @@ OTHERS = {
     "planes": {"form": "planes"},
     "a product that needs u": {"jacobian": "exact"},
     "another projection": {"solver": SparsemaxPGD},
+    "costs of many levels": {
+        "levels": [-2, -1, 1, 2],
+        "energy": SumOf([FirstOrderTaylor(), LabelPrior({1: 1.0})]),
+    },
     "an optimizer that is not fused": {"optimizer": functools.partial(torch.optim.Adam, lr=0.01)},
     "another optimizer": {"optimizer": functools.partial(torch.optim.RMSprop, lr=0.01)},
     "a variant": {"optimizer": functools.partial(torch.optim.Adam, lr=0.01, amsgrad=True, fused=True)},

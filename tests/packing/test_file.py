@@ -15,6 +15,7 @@ from mrfquant.inference import ProximalMeanField
 from mrfquant.labelling import Labelling
 from mrfquant.models import LeNet5, LeNet300, ResNet
 from mrfquant.packing import PackedNetwork, PackedParameter, pack_model
+from mrfquant.packing.bits import deflated, inflated
 from mrfquant.packing.file import _checksum
 
 IMAGES = {"mean": [0.1], "std": [0.3], "classes": list("0123456789")}
@@ -48,6 +49,39 @@ def file(tmp_path):
     path = tmp_path / "model.safetensors"
     packed(LeNet5((1, 28, 28), 10, width=0.2))[0].write(path)
     return path
+
+
+@pytest.mark.parametrize(("levels", "encoding"), [((-1, 1), "bits"), ((-1, 0, 1), "base3"), ((-2, -1, 1, 2), "bits")])
+def test_a_compressed_file_holds_the_same_labels(levels, encoding, tmp_path):
+    torch.manual_seed(1)
+    network, _ = packed(LeNet5((1, 28, 28), 10, width=0.2), levels, "channel", encoding)
+    size, smaller = network.write(tmp_path / "a"), network.write(tmp_path / "b", compress=True)
+    assert smaller < size + 1000  # random labels do not compress
+    one, two = (PackedNetwork.read(tmp_path / name) for name in "ab")
+    assert one.parameters.keys() == two.parameters.keys()
+    for name, p in one.parameters.items():
+        other = two.parameters[name]
+        assert torch.equal(p.data, other.data)
+        assert (p.shape, p.levels, p.encoding) == (other.shape, other.levels, other.encoding)
+
+
+def test_rare_labels_compress_towards_their_entropy(tmp_path):
+    labels = (torch.rand(200_000, generator=torch.Generator().manual_seed(0)) < 0.02).float()
+    parameter = PackedParameter.of(labels, (0.0, 1.0))
+    entropy = 200_000 * 0.1414 / 8  # bytes
+    assert entropy < len(parameter.stored(compressed=True)) < 1.7 * entropy < len(parameter.data) / 4
+
+
+@pytest.mark.parametrize("cut", [slice(0, -4), slice(3, None), slice(0, 0)])
+def test_damaged_streams_and_streams_of_another_length_are_refused(cut):
+    data = torch.arange(200, dtype=torch.uint8)
+    stream = deflated(data)
+    assert torch.equal(inflated(stream, 200), data)
+    with pytest.raises(BadInput, match="damaged"):
+        inflated(stream[cut], 200)
+    for size in (199, 201):
+        with pytest.raises(BadInput, match=f"not the {size} bytes"):
+            inflated(stream, size)
 
 
 @pytest.mark.parametrize("scale", ["none", 0.25, "layer", "channel", "group"])

@@ -11,7 +11,16 @@ import mrfquant.energies
 import mrfquant.inference
 import mrfquant.mrf
 import mrfquant.projections
-from mrfquant.energies import Energy, FirstOrderTaylor, PairwiseEnergy
+from mrfquant.energies import (
+    CodeLength,
+    Energy,
+    FirstOrderTaylor,
+    FlipNoise,
+    LabelPrior,
+    PairwiseEnergy,
+    SumOf,
+    TargetHistogram,
+)
 from mrfquant.errors import BadInput
 from mrfquant.inference import (
     BinaryConnect,
@@ -181,6 +190,47 @@ class TestPairwiseEnergy(EnergyContract):
 
     def loss(self, model):
         return torch.nn.functional.cross_entropy(model(torch.randn(16, 6, dtype=torch.float64)), torch.arange(16) % 4)
+
+
+class TestSumOf(TestPairwiseEnergy):
+    part = SumOf
+    settings = {}
+
+    def make(self, labelling, **settings):
+        parts = [FirstOrderTaylor(), PairwiseEnergy(interval=1, samples=None)]
+        return SumOf(**{"energies": parts, "weights": [0.5, Geometric(rho=1.1)], **settings})
+
+
+class TestLabelPrior(EnergyContract):
+    part = LabelPrior
+    settings = {"costs": {1: 0.5}}
+    constant = True
+
+
+class TestCodeLength(EnergyContract):
+    part = CodeLength
+    settings = {"interval": 1}
+
+
+class TestTargetHistogram(EnergyContract):
+    part = TargetHistogram
+    settings = {"interval": 1}
+
+    def make(self, labelling, **settings):
+        """For the block that has the parameter "matrix", of two level sets it is the first."""
+        d = labelling.block_of("matrix").d
+        which = ["matrix"] if len(labelling.blocks) > 1 else "everything"
+        return TargetHistogram(**{"target": range(1, d + 1), "which": which, **self.settings, **settings})
+
+    def at_work(self, levels):
+        """The other block has no target."""
+        return ((energy, block, u) for energy, block, u in super().at_work(levels) if block.d == len(energy.target))
+
+
+class TestFlipNoise(EnergyContract):
+    part = FlipNoise
+    settings = {"probability": 0.1, "examples": 3, "interval": 1}
+    level_sets = ((-1, 0, 1), (-2, -1, 1, 2))  # two levels cost the same
 
 
 class TestFactorGraphEnergy(EnergyContract):

@@ -1,0 +1,245 @@
+"""Priors on labels: what a label costs, whatever the loss says.
+
+A prior is E^k(u) = sum over the weights j of <c_l, u_j>, with costs c_l (d,) of the labels for every parameter l, the
+same for all weights of it. It is linear in u, so its mean-field form is exact, and it goes into the product with the
+gradient on the weights at next to no cost (`Energy.label_costs`). The costs are constants, or those of a function of
+the present labelling, linearised at the start of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrfquant.config.settings import Count, Damping, Fraction, configurable
+from mrfquant.energies.base import Energy
+from mrfquant.errors import BadInput, BadSetting
+from mrfquant.labelling import Block, Labelling
+
+Which = str | Sequence[str] | Callable[..., Any]
+
+
+class Prior(Energy):
+    """The base: a subclass says the costs of a block.
+
+    Args:
+        which: the parameters whose labels it is about: patterns of names, or what `Labelling.which` takes.
+    """
+
+    def __init__(self, which: Which = "everything") -> None:
+        self.which = which
+
+    def attach(self, labelling: Labelling) -> None:
+        chosen = labelling.select(self.which, f"{type(self).__name__}.which")
+        self.blocks = labelling.blocks
+        self._chosen = {b.start: b.q.new_tensor([[n in chosen] for n in labelling.names_in(b)]) for b in self.blocks}
+
+    @abstractmethod
+    def costs(self, block: Block) -> Tensor:
+        """Of every label, for each part of the block: (parts, d), or (d,) if they are all alike."""
+
+    def label_costs(self, block: Block) -> Tensor:
+        return self._chosen[block.start] * self.costs(block)
+
+    def value(self, block: Block, u: Tensor) -> Tensor:
+        return (block.each(self.label_costs(block).T) * block.probabilities(u)).sum()
+
+    def gradient(self, block: Block, u: Tensor) -> Tensor:
+        costs = self.label_costs(block).T
+        return block.each((costs[1] - costs[0]) / 2 if block.is_pair else costs).clone()
+
+
+@configurable
+class LabelPrior(Prior):
+    """A cost for every label: {0: -1.0} makes networks sparse, [1.0, 0.0, 1.0] does the same for three levels.
+
+    Args:
+        costs: of the levels by their value, 0 for others; or of all of them, the lowest level first.
+        which: as of `Prior`.
+    """
+
+    def __init__(self, costs: Mapping[float, float] | Sequence[float], which: Which = "everything") -> None:
+        super().__init__(which)
+        self.given = costs
+        if not all(math.isfinite(c) for c in (costs.values() if isinstance(costs, Mapping) else costs)):
+            raise BadSetting("LabelPrior.costs", costs, "finite numbers")
+
+    def attach(self, labelling: Labelling) -> None:
+        super().attach(labelling)
+        self._costs = {b.start: b.q.new_tensor(self._of_levels(b.levels.values)) for b in self._meant()}
+        levels = {level for block in self._meant() for level in block.levels.values}
+        if isinstance(self.given, Mapping) and (unknown := self.given.keys() - levels):
+            raise BadInput(f"LabelPrior.costs has a cost of {min(unknown):g}, the levels are {sorted(levels)}")
+
+    def costs(self, block: Block) -> Tensor:
+        return self._costs.get(block.start, torch.zeros_like(block.q))
+
+    def _meant(self) -> list[Block]:
+        return [block for block in self.blocks if self._chosen[block.start].any()]
+
+    def _of_levels(self, levels: Sequence[float]) -> list[float]:
+        if isinstance(self.given, Mapping):
+            return [float(self.given.get(level, 0.0)) for level in levels]
+        if len(self.given) != len(levels):
+            raise BadInput(f"LabelPrior.costs has {len(self.given)} costs for {len(levels)} levels: give one for each")
+        return list(map(float, self.given))
+
+
+class SharePrior(Prior):
+    """The base of priors on s, the share that each label has of a parameter's weights under the present u.
+
+    s (parts, d) is counted anew every `interval` steps, half a weight of each label added, so that none is 0.
+    """
+
+    def __init__(self, which: Which = "everything", interval: Count = 50) -> None:
+        super().__init__(which)
+        self.interval = interval
+        self._begun = 0
+        self._shares: dict[int, Tensor] = {}
+
+    @abstractmethod
+    def costs_of(self, shares: Tensor) -> Tensor:
+        """The costs (parts, d) for the shares (parts, d)."""
+
+    def attach(self, labelling: Labelling) -> None:
+        super().attach(labelling)
+        self._shares = {b.start: b.q.new_full((len(b.parts), b.d), 1 / b.d) for b in self.blocks}
+
+    def begin_step(self, us: Iterable[tuple[Block, Tensor | None]]) -> None:
+        if self._begun % self.interval == 0:
+            for block, u in us:
+                if u is None:
+                    raise BadInput(f"{type(self).__name__} counts labels by u, and this solver has none")
+                self._shares[block.start] = shares_of(block, u)
+        self._begun += 1
+
+    def costs(self, block: Block) -> Tensor:
+        return self.costs_of(self._shares[block.start])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"begun": self._begun, "shares": self._shares}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._begun = state["begun"]
+        self._shares = {start: shares.to(self._shares[start]) for start, shares in state["shares"].items()}
+
+
+def shares_of(block: Block, u: Tensor) -> Tensor:
+    """Of the labels, for each part of a block, half a weight of each label added: (parts, d)."""
+    parts = block.probabilities(u).split(block.parts, 1)
+    return torch.stack([(part.sum(1) + 0.5) / (part.shape[1] + block.d / 2) for part in parts])
+
+
+@configurable
+class CodeLength(SharePrior):
+    """The bits that an entropy coder needs for the labels, m H(s) for each parameter of m weights.
+
+    Its derivative is the length of a label's code, -log2 s_λ (and a constant): a label that is rare costs more. The
+    value is in bits.
+
+    Args:
+        which: as of `Prior`.
+        interval: steps between two counts of labels.
+    """
+
+    def __init__(self, which: Which = "everything", interval: Count = 50) -> None:
+        super().__init__(which, interval)
+
+    def costs_of(self, shares: Tensor) -> Tensor:
+        return -shares.log2()
+
+
+@configurable
+class TargetHistogram(SharePrior):
+    """m KL(s ‖ target) for each parameter of m weights, in bits: labels keep to given shares.
+
+    Its derivative is log2 s_λ / target_λ (and a constant): a label that is too frequent costs something.
+
+    Args:
+        target: the share of each label, the lowest level first; they are made to sum to 1.
+        which: as of `Prior`.
+        interval: steps between two counts of labels.
+    """
+
+    def __init__(self, target: Sequence[float], which: Which = "everything", interval: Count = 50) -> None:
+        super().__init__(which, interval)
+        if not target or not all(0 < share < math.inf for share in target):
+            raise BadSetting("TargetHistogram.target", target, "finite numbers above 0")
+        self.target = [share / sum(target) for share in target]
+
+    def attach(self, labelling: Labelling) -> None:
+        super().attach(labelling)
+        for block in self.blocks:
+            if self._chosen[block.start].any() and block.d != len(self.target):
+                raise BadInput(f"TargetHistogram.target has {len(self.target)} shares for {block.d} levels")
+
+    def costs_of(self, shares: Tensor) -> Tensor:
+        if shares.shape[1] != len(self.target):
+            return torch.zeros_like(shares)  # of a block that it is not about
+        return (shares / shares.new_tensor(self.target)).log2()
+
+
+@configurable
+class FlipNoise(Prior):
+    """The expected loss when a memory turns a label into another one, each of them with probability p / (d - 1).
+
+    To second order, with the curvature h_l of the loss in a weight of the parameter l and no correlation between the
+    weights' flips, label λ costs
+
+        c_λ = h_l / 2 * p / (d - 1) * sum over labels μ of (q_μ - q_λ)² * (mean squared scale).
+
+    Levels in the middle have less to lose. Two levels cost the same, so nothing changes for them. The first-order term
+    multiplies <g, w> by 1 - p d / (d - 1), the same for all, and is left out. h_l is the mean over the parameter of
+    the squared gradients of mini-batches, times the number of examples: the empirical Fisher information.
+
+    Args:
+        probability: p, that a label is read as another one.
+        examples: in a mini-batch.
+        which: as of `Prior`.
+        interval: steps between two looks at the gradient.
+        decay: of the running average over them.
+    """
+
+    def __init__(
+        self,
+        probability: Fraction,
+        examples: Count = 100,
+        which: Which = "everything",
+        interval: Count = 10,
+        decay: Damping = 0.9,
+    ) -> None:
+        super().__init__(which)
+        self.probability, self.examples, self.interval, self.decay = probability, examples, interval, decay
+        self._begun, self._mass = 0, 0.0
+        self._squares: dict[int, Tensor] = {}
+
+    def attach(self, labelling: Labelling) -> None:
+        super().attach(labelling)
+        self._squares = {block.start: block.q.new_zeros(len(block.parts), 1) for block in self.blocks}
+
+    def begin_step(self, us: Iterable[tuple[Block, Tensor | None]]) -> None:
+        if self._begun % self.interval == 0:
+            self._mass += (1 - self._mass) * (1 - self.decay)
+            for block in self.blocks:
+                square = block.g.square() if block.scale is None else (block.g * block.scale).square()
+                present = torch.stack([part.mean() for part in square.split(block.parts)])
+                self._squares[block.start].lerp_(present[:, None], 1 - self.decay)
+        self._begun += 1
+
+    def costs(self, block: Block) -> Tensor:
+        curvature = self._squares[block.start] * (self.examples / max(self._mass, 1e-12))
+        jumps = (block.q - block.q[:, None]).square().sum(0)
+        return curvature / 2 * self.probability / (block.d - 1) * jumps
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"begun": self._begun, "mass": self._mass, "squares": self._squares}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._begun, self._mass = state["begun"], state["mass"]
+        for start, squares in state["squares"].items():
+            self._squares[start].copy_(squares)

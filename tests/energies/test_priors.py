@@ -1,0 +1,195 @@
+"""Priors on labels against enumeration, their derivatives by autograd, and what they do to a labelling."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from mrfquant.energies import CodeLength, FirstOrderTaylor, FlipNoise, LabelPrior, SumOf, TargetHistogram
+from mrfquant.errors import BadInput, BadSetting
+from mrfquant.inference import ProximalMeanField
+from mrfquant.labelling import Labelling
+
+LEVELS = {2: [-1, 1], 3: [-1, 0, 1]}
+
+
+def labelled(d, bias=True):
+    torch.manual_seed(d)
+    return Labelling(nn.Linear(3, 1, bias=bias).double(), LEVELS[d])
+
+
+def distribution(block):
+    """Planes (d, m) and the same in the block's form."""
+    planes = torch.rand(block.d, block.m, dtype=torch.float64).mul(2).softmax(0)
+    return planes, planes[1] - planes[0] if block.is_pair else planes
+
+
+def begun(energy, labelling, u):
+    energy.attach(labelling)
+    energy.begin_step([(labelling.blocks[0], u)])
+    return energy
+
+
+@pytest.mark.parametrize("d", LEVELS)
+def test_the_value_of_costs_is_their_expectation_by_enumeration(d):
+    labelling = labelled(d)
+    (block,) = labelling.blocks
+    planes, u = distribution(block)
+    costs = {-1: 2.0, 1: 0.5}
+    energy = begun(LabelPrior(costs, which=["weight"]), labelling, u)
+    expected = sum(
+        math.prod(planes[label, j].item() for j, label in enumerate(labels))
+        * sum(costs.get(LEVELS[d][label], 0.0) for label in labels[:3])  # not of the bias
+        for labels in itertools.product(range(d), repeat=block.m)
+    )
+    assert energy.value(block, u).item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("d", LEVELS)
+def test_costs_may_be_a_list_in_the_order_of_the_levels(d):
+    labelling = labelled(d)
+    (block,) = labelling.blocks
+    _, u = distribution(block)
+    by_value, by_place = LabelPrior({-1: 0.7, 1: -0.2}), LabelPrior([0.7, *[0.0] * (d - 2), -0.2])
+    found = [begun(energy, labelling, u).gradient(block, u) for energy in (by_value, by_place)]
+    assert torch.equal(*found)
+
+
+def code_length(shares, m):
+    return -m * (shares * shares.log2()).sum()
+
+
+def divergence(shares, m):
+    return m * (shares * (shares / torch.arange(1.0, len(shares) + 1).mul(1 / len(shares)).softmax(0)).log2()).sum()
+
+
+@pytest.mark.parametrize("d", LEVELS)
+@pytest.mark.parametrize("kind", ["code", "histogram"])
+def test_costs_of_shares_are_the_derivative_by_autograd_and_the_value_is_in_bits(d, kind):
+    labelling = labelled(d, bias=False)
+    (block,) = labelling.blocks
+    planes, u = distribution(block)
+    leaf = planes.clone().requires_grad_()
+    m, function = block.m, code_length if kind == "code" else divergence
+    shares = (leaf.sum(1) + 0.5) / (m + d / 2)  # half a weight of every label
+    truth = function(shares, m + d / 2)
+    (derivative,) = torch.autograd.grad(truth, leaf)
+    target = torch.arange(1.0, d + 1).mul(1 / d).softmax(0).tolist()
+    energy = begun(CodeLength() if kind == "code" else TargetHistogram(target), labelling, u)
+    gradient = energy.gradient(block, u)
+    derivative = (derivative[1] - derivative[0]) / 2 if d == 2 else derivative - derivative.mean(0)
+    torch.testing.assert_close(gradient if d == 2 else gradient - gradient.mean(0), derivative, rtol=1e-6, atol=1e-6)
+    counted = (energy.label_costs(block)[0] * 0.5).sum()  # the half weights' own bits
+    torch.testing.assert_close(energy.value(block, u) + counted, truth.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_shares_are_counted_for_each_parameter_every_few_steps():
+    labelling = labelled(3)
+    (block,) = labelling.blocks
+    energy = CodeLength(interval=2)
+    energy.attach(labelling)
+    decided = torch.eye(3, dtype=torch.float64)
+    first, second = decided[:, [0, 0, 0, 1]], decided[:, [1, 1, 1, 2]]
+    found = []
+    for u in (first, second, second):
+        energy.begin_step([(block, u)])
+        found.append(energy.label_costs(block))
+    assert torch.equal(found[0], found[1])
+    expected = -(torch.tensor([[0.5, 3.5, 0.5], [0.5, 0.5, 1.5]]).double() / torch.tensor([[4.5], [2.5]])).log2()
+    torch.testing.assert_close(found[2], expected)
+
+
+@pytest.mark.parametrize("levels", [[-1, 0, 1], [-2, -1, 1, 2]])
+def test_flips_cost_what_a_quadratic_loss_expects_of_them_by_enumeration(levels):
+    """The loss is h/2 (w - w_λ)², whose curvature the squared gradients of its mini-batches are made to be."""
+    p, h, d = 0.2, 0.7, len(levels)
+    labelling = Labelling(nn.Linear(2, 1, bias=False).double(), levels, scale=0.5)
+    (block,) = labelling.blocks
+    energy = FlipNoise(p, examples=5)
+    energy.attach(labelling)
+    block.g.fill_(math.sqrt(h / 5))
+    energy.begin_step([])
+    chances = [[1 - p if i == j else p / (d - 1) for j in range(d)] for i in range(d)]
+    expected = [sum(chances[i][j] * h / 2 * (0.5 * (levels[j] - levels[i])) ** 2 for j in range(d)) for i in range(d)]
+    assert energy.label_costs(block)[0].tolist() == pytest.approx(expected)
+
+
+def test_flips_cost_two_levels_the_same():
+    labelling = labelled(2)
+    (block,) = labelling.blocks
+    energy = FlipNoise(0.1)
+    energy.attach(labelling)
+    block.g.fill_(1.0)
+    energy.begin_step([])
+    assert not energy.gradient(block, torch.zeros(block.m)).any()
+
+
+@pytest.mark.parametrize("form", ["line", "planes"])
+def test_a_cheap_zero_makes_the_layer_sparse_that_it_is_asked_for(form):
+    zeros = {}
+    for weight in (0.0, 0.1):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 5))
+        energy = SumOf([FirstOrderTaylor(), LabelPrior({0: -1.0}, which=["0.weight"])], [1.0, weight])
+        solver = ProximalMeanField(
+            Labelling(model, [-1, 0, 1], form=form), lambda p: torch.optim.Adam(p, lr=0.01), energy=energy
+        )
+        solver.prepare(60)
+        x = torch.randn(50, 20)
+        for _ in range(60):
+            (model(x) - x[:, :5]).square().mean().backward()
+            solver.step()
+        with solver.rounded():
+            zeros[weight] = {name: (p == 0).double().mean().item() for name, p in model.named_parameters()}
+    assert zeros[0.1]["0.weight"] > 0.9
+    assert max(zeros[0.0]["0.weight"], zeros[0.1]["2.weight"]) < 0.8
+
+
+def test_values_of_a_watched_step_are_those_before_it():
+    torch.manual_seed(0)
+    labelling = Labelling(nn.Linear(6, 2), [-1, 0, 1])
+    energy = SumOf([FirstOrderTaylor(), LabelPrior({0: -1.0})], [1.0, 0.1])
+    solver = ProximalMeanField(labelling, lambda p: torch.optim.Adam(p), energy=energy)
+    labelling.model(torch.randn(5, 6)).square().sum().backward()
+    ((block, x),) = solver.items()
+    labelling.gradients()
+    expected = {
+        "FirstOrderTaylor": (block.g @ block.w).item(),
+        "LabelPrior": -solver.marginals(block, x)[1].sum().item(),
+    }
+    assert solver.energies() == {}
+    solver.watched = True
+    solver.step()
+    assert solver.energies() == pytest.approx(expected, rel=1e-5)
+    assert not solver.watched
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        (lambda: LabelPrior({5: 1.0}), "a cost of 5"),
+        (lambda: LabelPrior([1.0, 2.0]), "2 costs for 3 levels"),
+        (lambda: LabelPrior({0: 1.0}, which=["nothing*"]), "fits no labelled parameter"),
+        (lambda: LabelPrior({0: 1.0}, which="weight"), "LabelPrior.which"),
+        (lambda: TargetHistogram([1, 2]), "2 shares for 3 levels"),
+    ],
+)
+def test_what_does_not_fit_the_labelling_is_refused(prior, message):
+    with pytest.raises(BadInput, match=message):
+        prior().attach(labelled(3))
+
+
+def test_a_solver_without_u_is_refused():
+    labelling, energy = labelled(3), CodeLength()
+    energy.attach(labelling)
+    with pytest.raises(BadInput, match="counts labels by u"):
+        energy.begin_step([(labelling.blocks[0], None)])
+
+
+def test_numbers_that_make_no_sense_are_refused():
+    with pytest.raises(BadSetting, match="finite"):
+        LabelPrior([math.inf, 0.0])
+    with pytest.raises(BadSetting, match="above 0"):
+        TargetHistogram([0.0, 1.0])
