@@ -34,7 +34,7 @@ class Jointly:
     weights and inputs, and of biases, each takes its likeliest label; the statistics of batch norm follow.
 
     Args:
-        batches: of inputs to calibrate with, in any form that `forward` takes.
+        batches: of inputs to calibrate with, in any form that `forward` takes; None where each call brings its own.
         weights: which may take another label than their likeliest: the 'undecided', or 'all'.
         threshold: a weight is decided if a label has this probability.
         rounding: its settings; the solver is 'icm', 'mean_field' or 'tree'. Scales are the labelling's.
@@ -47,13 +47,13 @@ class Jointly:
 
     def __init__(
         self,
-        batches: Iterable[Any],
+        batches: Iterable[Any] | None = None,
         weights: Literal["undecided", "all"] = "undecided",
         threshold: Fraction = 0.99,
         rounding: Rounding | None = None,
         forward: Callable[[nn.Module, Any], Any] | None = None,
     ) -> None:
-        self.batches, self.weights, self.threshold = list(batches), weights, threshold
+        self.batches, self.weights, self.threshold = list(batches or ()), weights, threshold
         self.rounding = rounding or Rounding()
         if not isinstance(self.rounding.solver, (RoundICM, RoundMeanField)):
             name = self.rounding.solver.name
@@ -62,8 +62,13 @@ class Jointly:
         self.layers: list[LayerReport] = []
 
     @torch.no_grad()
-    def __call__(self, inference: Inference) -> list[Tensor]:
-        """The labels, int32 (m,) of every block; the network keeps the weights that it has."""
+    def __call__(self, inference: Inference, batches: Iterable[Any] | None = None) -> list[Tensor]:
+        """The labels, int32 (m,) of every block; the network keeps the weights that it has.
+
+        Args:
+            inference: the solver.
+            batches: to calibrate with; those of the constructor by default.
+        """
         labelling, self.layers = inference.labelling, []
         if labelling.sharded:
             raise BadInput("Jointly works on whole layers, which Labelling.shard cuts: drop one")
@@ -78,10 +83,11 @@ class Jointly:
         others = {name: flat.view(name, values * scale) for name in flat.spans if name not in levels}
 
         def solve(moments: Moments) -> tuple[Found, LayerReport]:
-            given = [flat.view(moments.name, vector) for vector in (labels, scale, free)]
-            return self._solve(moments, levels[moments.name].values, *given)
+            own = [flat.view(moments.name, vector) for vector in (labels, scale, free)]
+            return self._solve(moments, levels[moments.name].values, *own)
 
-        kept, replay = flat.w.clone(), Replay(labelling.model, self.forward, self.batches, self.rounding.seed)
+        given = self.batches if batches is None else list(batches)
+        kept, replay = flat.w.clone(), Replay(labelling.model, self.forward, given, self.rounding.seed)
         try:
             found = self.rounding.walked(replay, labelling.model, levels, solve, self.layers.append, Journal(), others)
         finally:

@@ -47,7 +47,7 @@ class Decide(Hook):
     """Lets something choose all labels at chosen moments; training goes on from them (`Inference.adopt`).
 
     Args:
-        by: called with batches of inputs, gives what chooses labels, as @Jointly does.
+        by: chooses the labels, given the solver and batches of inputs, as @Jointly() does.
         every: iterations between two such moments; those of the whole run for its end alone.
         examples: of the training split, whose inputs it gets, without augmentation.
         batch_size: of them at a time.
@@ -55,7 +55,7 @@ class Decide(Hook):
 
     def __init__(
         self,
-        by: Callable[..., Callable[[Inference], Sequence[Tensor]]],
+        by: Callable[[Inference, list[Any]], Sequence[Tensor]],
         every: Count,
         examples: Count = 2000,
         batch_size: Count = 250,
@@ -65,7 +65,7 @@ class Decide(Hook):
     def step(self, trainer: Trainer) -> None:
         inference, inputs = trainer.inference, (x for x, _ in trainer.dataset.ordered("train", self.batch_size))
         before = [inference.labels(*item) for item in inference.items()]
-        labels = self.by(list(islice(inputs, -(-self.examples // self.batch_size))))(inference)
+        labels = self.by(inference, list(islice(inputs, -(-self.examples // self.batch_size))))
         inference.adopt(labels)
         changed = sum(int((old != new).sum()) for old, new in zip(before, labels, strict=True))
         trainer.say(f"{changed / len(inference.labelling):.2%} of the labels decided otherwise than one by one")

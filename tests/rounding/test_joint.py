@@ -120,6 +120,14 @@ def test_training_goes_on_from_adopted_labels(levels):
     solver.step()
 
 
+def test_batches_may_come_with_the_call():
+    solver, _, x = _trained()
+    expected, found = mq.Jointly(x.split(50))(solver), mq.Jointly()(solver, x.split(50))
+    assert torch.equal(expected[0], found[0])
+    with pytest.raises(mq.BadInput, match="no batch to calibrate with"):
+        mq.Jointly()(solver)
+
+
 def test_solvers_that_take_every_weight_anew_are_refused():
     with pytest.raises(mq.BadInput, match="cannot go on from labels by gptq"):
         mq.Jointly([], rounding=mq.Rounding("gptq"))
@@ -137,10 +145,10 @@ def test_the_hook_decides_before_the_network_is_evaluated():
     model = LeNet300(data.shape, data.num_classes, width=0.1)
     solver = mq.ProximalMeanField(mq.Labelling(model, [-1, 1]), ADAM)
 
-    def opposite(batches):
+    def opposite(inference, batches):
         assert [len(batch) for batch in batches] == [50, 50]
-        chosen.extend(1 - solver.labels(*item) for item in solver.items())
-        return lambda inference: chosen
+        chosen.extend(1 - inference.labels(*item) for item in inference.items())
+        return chosen
 
     class Look(mq.Hook):
         def evaluated(self, trainer):
