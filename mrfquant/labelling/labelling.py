@@ -197,8 +197,7 @@ class Labelling:
         self.free.accept()
 
     def scatter_gradients(self) -> None:
-        """Replace this process's part of the gradients by the mean over the processes."""
-        self.gradients()  # collects them
+        """Replace this process's part of the gradients, when they are collected, by the mean over the processes."""
         self.labelled.scatter_gradient()
         self.free.scatter_gradient()
 
