@@ -66,6 +66,7 @@ class Labelling:
         labelled: the labelled parameters in one vector.
         free: the other parameters in one vector.
         blocks: views of `labelled`, one per level set and group.
+        sharded: whether processes share the variables out.
         parts: what this process keeps variables for of each block: the blocks themselves, if they are not shared out.
         settings: of the optimizer, one mapping for each group.
         scale_settings: likewise for learned scales.
