@@ -29,9 +29,6 @@ from torch import Tensor, nn
 from mrfquant.errors import BadInput, RunFailed
 
 T = TypeVar("T")
-# Newer versions of torch warn of the names that older ones have.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -194,12 +191,12 @@ class Team:
             dist.all_to_all_single(parts, whole)
             torch.sum(parts.view(self.world_size, -1), 0, out=own)
         else:
-            _reduce_scatter(own, whole)
+            _operation("reduce_scatter_single", "reduce_scatter_tensor")(own, whole)
         own.div_(self.world_size)
 
     def gather(self, whole: Tensor, own: Tensor) -> None:
         """Bring the parts of all processes into the vector `whole` (n,), of which `own` is this one's."""
-        _all_gather(whole, own)
+        _operation("all_gather_single", "all_gather_into_tensor")(whole, own)
 
     def collect(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
         """The parts of all processes (sizes[rank],) one after the other; with the leader only, others get their own."""
@@ -222,6 +219,11 @@ class Team:
 
     def _reduce(self, tensor: Tensor) -> None:
         dist.all_reduce(tensor)
+
+
+def _operation(name: str, former: str) -> Callable[..., Any]:
+    """Of torch.distributed, by its name or by that of older versions."""
+    return getattr(dist, name, None) or getattr(dist, former)
 
 
 @contextmanager

@@ -99,6 +99,16 @@ def test_a_checkpoint_goes_on_with_another_number_of_processes(run, config, alon
     assert (variables(alone) - variables(tmp_path / "part")).abs().max() < 1e-5
 
 
+def test_processes_that_share_variables_out_end_as_one_does_and_one_goes_on_from_them(run, config, alone, tmp_path):
+    folder = tmp_path / "shared"
+    run(2, "--gin", config(20), "--out", folder, "--set", "Labelling.shard = True")
+    assert (variables(alone) - variables(folder)).abs().max() < 1e-5
+    (folder / "summary.json").unlink()
+    (folder / "checkpoints" / "step-00000020.pt").unlink()
+    assert "going on from iteration 10" in run(1, "--resume", folder)
+    assert (variables(alone) - variables(folder)).abs().max() < 1e-5
+
+
 def workers(pid):
     """The processes that `pid` has started."""
     children = Path(f"/proc/{pid}/task/{pid}/children")

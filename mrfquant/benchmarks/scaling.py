@@ -92,8 +92,8 @@ def billion(d: int, form: Form = "line") -> dict[str, Any]:
 
     A ring of n GPUs moves 2 (n - 1) / n of the gradient's 4 bytes a parameter in and out of each; reduce-scatter and
     all-gather, where the GPUs share the variables out, move half of that each. Shared out, a GPU keeps w and g, 8 bytes
-    a parameter, and an n-th of the rest; backward adds to all of g, and all of it is cleared, 16 bytes a parameter in
-    its memory, and an n-th of the rest of the step is its own.
+    a parameter, and an n-th of the rest; backward adds to all of g and all of it is cleared, 16 bytes a parameter that
+    its memory moves, and an n-th of the rest of the step is its own.
     """
     update = Update(SOME, d, form)
     update()

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from mrfquant.compute import Team, present_team, widest
+from mrfquant.compute import present_team, widest
 from mrfquant.config.settings import makes
 from mrfquant.energies import Energy, FirstOrderTaylor
 from mrfquant.errors import BadInput, RunFailed
-from mrfquant.inference.as_optimizer import AsOptimizer, OptimizerRecipe
+from mrfquant.inference.as_optimizer import OptimizerRecipe
+from mrfquant.inference.processes import InProcesses
 from mrfquant.labelling import Block, Labelling
 from mrfquant.schedules import Constant, Schedule
 
@@ -23,7 +24,7 @@ CHECK_INTERVAL = 100  # steps between two looks for what would go wrong silently
 MANY_UNDECIDED = 0.05  # share of the weights that rounding may surprise
 
 
-class Inference(AsOptimizer):
+class Inference(InProcesses):
     """Minimises an energy over a labelling, one step per gradient of the loss:
 
         loss(model(x)).backward()
@@ -50,12 +51,6 @@ class Inference(AsOptimizer):
     method: str  # the name in results
     needs_levels = True
     relaxed = True  # whether the network computes with other weights than the rounded ones while training
-    by_weight = False  # whether `gradient`, `project` and `labels` treat each weight by itself; see `Labelling.shard`
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "by_weight" not in vars(cls) and {"gradient", "project", "labels"} & set(vars(cls)):
-            cls.by_weight = False  # what the parent says is not about these
 
     def __init__(
         self,
@@ -79,8 +74,7 @@ class Inference(AsOptimizer):
         # Whole blocks start, since a start may depend on all of a layer, and this process keeps its part.
         self.variables = [self._own(block, self._first(block)) for block in labelling.blocks]
         super().__init__(labelling, self.variables, optimizer)
-        self._finalized, self._shared = False, labelling.sharded
-        self._scale_gradient: Tensor | None = None  # on all of the gradient, before it is scattered
+        self._finalized = False
         self.project_all()
         self._looked = self._look()
 
@@ -137,41 +131,6 @@ class Inference(AsOptimizer):
     def items(self) -> Iterator[tuple[Block, Tensor]]:
         """Every block with its variables; its part of them, where processes share them out."""
         return zip(self.labelling.parts, self.variables, strict=True)
-
-    def check_parts(self) -> None:
-        """Raise BadInput unless parts of blocks can be solved for in several processes."""
-        for part in (self, self.energy):
-            if not part.by_weight:
-                raise BadInput(
-                    f"Labelling.shard cuts layers, and {type(part).__name__} does not say that it treats each weight "
-                    "by itself: leave it out, or set by_weight = True in the class if it does"
-                )
-
-    @torch.no_grad()
-    def average_gradients(self, team: Team) -> None:
-        """Replace the gradient that backward has left by its mean over the processes; where they share the variables
-        out, this process's part of it."""
-        if not self.labelling.sharded:
-            team.average(self.labelling.gradients())
-            return
-        self.labelling.gradients()  # collects them
-        if (scales := self.labelling.learned) is not None:
-            self._scale_gradient = scales.gradient(self.labelling.labelled.g, self.labelling.labelled.w)
-            team.average([self._scale_gradient])
-        self.labelling.scatter_gradients()
-
-    @torch.no_grad()
-    def clip_gradients(self, largest: float, team: Team) -> None:
-        """Scale the gradient of all parameters so that its norm is at most `largest`."""
-        if not self.labelling.sharded:
-            nn.utils.clip_grad_norm_(self.labelling.model.parameters(), largest)
-            return
-        own = [flat.g[flat.own] for flat in (self.labelling.labelled, self.labelling.free)]
-        norm = team.total(torch.stack([g.square().sum() for g in own]).sum()).sqrt()
-        factor = (largest / (norm + 1e-6)).clamp(max=1.0)  # torch's own
-        for g in (*own, self._scale_gradient):
-            if g is not None:
-                g.mul_(factor)
 
     @property
     def beta(self) -> float:
@@ -431,26 +390,6 @@ class Inference(AsOptimizer):
                 "none; lower the learning rate, or clip gradients"
             )
 
-    def _share(self) -> None:
-        """Processes that train together start from the first one's variables, whatever seeds they had."""
-        team = present_team()
-        for x in self.variables:
-            team.broadcast(x)
-        self._share_weights()
-        if team.world_size > 1:
-            for block, x in self.items():
-                self.restore(block, x)
-            self.labelling.publish()
-        self.labelling.accept_weights()
-        self._shared = True
-
-    def _share_weights(self) -> None:
-        for tensor in (self.labelling.free.w, self.labelling.labelled.w, self.labelling.scale):
-            if tensor is not None:
-                present_team().broadcast(tensor)
-        if present_team().world_size > 1 and self.labelling.learned is not None:
-            self.labelling.learned.read()
-
     def _share_decided(self) -> float:
         """Of all weights, by u; 1 for a solver without u."""
         if not (found := self.decided()):
@@ -470,27 +409,6 @@ class Inference(AsOptimizer):
                 return None
             found.append(parts[0] if len(parts) == 1 else torch.cat(parts))
         return found
-
-    def _of_all(self, number: float) -> float:
-        """A sum over this process's part of the variables, as one over all of them."""
-        if not self.labelling.sharded:
-            return number
-        w = self.labelling.labelled.w
-        return present_team().total(w.new_tensor(number, dtype=widest(w.device))).item()
-
-    def _joined(self, own: list[Tensor]) -> list[Tensor]:
-        """What every process has a part of, one tensor for each block, as a whole; with the leader only."""
-        shards, device = self.labelling.labelled.shards, self.labelling.labelled.w.device
-        if shards is None:
-            return own
-        spans = [(block.start, block.start + block.m) for block in self.labelling.blocks]
-        return [shards.joined(x.to(device), *span) for x, span in zip(own, spans, strict=True)]
-
-    def _own(self, block: Block, whole: Tensor) -> Tensor:
-        """This process's part of what belongs to a block: (..., m)."""
-        if (shards := self.labelling.labelled.shards) is None:
-            return whole
-        return shards.cut(whole, block.start, block.start + block.m).clone()  # a view would keep the whole
 
     def _first(self, block: Block) -> Tensor:
         """The variables at the start, at the network's weights or at random."""

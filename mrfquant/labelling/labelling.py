@@ -69,6 +69,7 @@ class Labelling:
         labelled: the labelled parameters in one vector.
         free: the other parameters in one vector.
         blocks: views of `labelled`, one per level set and group.
+        sharded: whether processes share the variables out.
         parts: what this process keeps variables for of each block: the blocks themselves, if they are not shared out.
         settings: of the optimizer, one mapping for each group.
         scale_settings: likewise for learned scales.
@@ -201,8 +202,7 @@ class Labelling:
         self.free.accept()
 
     def scatter_gradients(self) -> None:
-        """Replace this process's part of the gradients by the mean over the processes."""
-        self.gradients()  # collects them
+        """Replace this process's part of the gradients, when they are collected, by the mean over the processes."""
         self.labelled.scatter_gradient()
         self.free.scatter_gradient()
 

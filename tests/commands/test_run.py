@@ -248,6 +248,18 @@ def test_a_team_of_which_half_is_missing_is_told(run, tmp_path, monkeypatch):
     refused(run("--gin", REF, "--out", tmp_path / "run"), "WORLD_SIZE = 2", "torchrun")
 
 
+def test_a_command_that_is_repeated_goes_on_with_its_run(run, tmp_path):
+    folder = tmp_path / "run"
+    command = ["--gin", REF, *SHORT, "--out", folder, "--continue"]
+    assert run(*command)[0] == 0
+    unfinish(folder)
+    status, out, _ = run(*command)
+    assert status == 0
+    assert "going on from iteration" in out
+    assert run(*command)[0] == 0  # nothing is left to do
+    assert "give its --out" in run("--gin", REF, "--continue")[2]
+
+
 def test_resume_does_not_take_other_settings(run, finished):
     status, _, err = run("--resume", finished, "--seed", "1")
     assert status == 2

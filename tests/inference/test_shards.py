@@ -179,27 +179,30 @@ def test_parts_cover_a_vector_once(m, processes):
 @pytest.fixture
 def as_one_of_two(monkeypatch):
     """This process believes that it has a peer."""
-    for module in ("labelling.labelling", "inference.base"):
+    for module in ("labelling.labelling", "inference.base", "inference.processes"):
         monkeypatch.setattr(f"mrfquant.{module}.present_team", lambda: Team(0, 2))
+    monkeypatch.setattr(Team, "broadcast", lambda *_: None)
+
+
+PAIRWISE = functools.partial(mq.MeanField, energy=mq.PairwiseEnergy())
+TREES = functools.partial(mq.MeanField, entropy=mq.TreeEntropy())
+SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 
 @pytest.mark.parametrize(
-    ("solver", "settings", "optimizer", "message"),
+    ("solver", "optimizer", "message"),
     [
-        (mq.StraightThrough, {"scale": "layer"}, torch.optim.SGD, "StraightThrough does not say"),
-        (
-            functools.partial(mq.MeanField, energy=mq.PairwiseEnergy()),
-            {},
-            torch.optim.SGD,
-            "PairwiseEnergy does not say",
-        ),
-        (functools.partial(mq.MeanField, entropy=mq.TreeEntropy()), {}, torch.optim.SGD, "TreeEntropy works on whole"),
+        (mq.StraightThrough, SGD, "StraightThrough does not say that it treats each weight by itself"),
+        (PAIRWISE, SGD, "PairwiseEnergy does not say that it treats each weight by itself"),
+        (TREES, SGD, "TreeEntropy works on whole layers"),
+        (mq.MirrorDescent, torch.optim.Adafactor, "Adafactor may not: take one of Adam, "),
+        (mq.MirrorDescent, mq.ByShape(SGD, SGD), "ByShape drives whole matrices"),
     ],
 )
-def test_what_needs_whole_layers_is_refused(as_one_of_two, solver, settings, optimizer, message):
-    labelling = mq.Labelling(network(0), TWO, **settings, shard=True)
+def test_what_needs_whole_layers_is_refused(as_one_of_two, solver, optimizer, message):
+    labelling = mq.Labelling(network(0), TWO, scale="layer", shard=True)
     with pytest.raises(mq.BadInput, match=message):
-        solver(labelling, functools.partial(optimizer, lr=0.1))
+        solver(labelling, optimizer)
 
 
 if __name__ == "__main__":
