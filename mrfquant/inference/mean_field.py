@@ -51,5 +51,5 @@ class MeanField(ProjectedInference):
         return x if block.number in self._lines else x.div_(self.beta)
 
     def gradient(self, block: Block, x: Tensor) -> None:
-        g = self.energy.gradient(block, self.marginals(block, x))
-        x.mul_(self.damping).sub_(self._on_variables(block, x, g), alpha=1 - self.damping)
+        g = self._on_variables(block, x)
+        x.mul_(self.damping).sub_(g, alpha=1 - self.damping)

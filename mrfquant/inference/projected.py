@@ -182,7 +182,7 @@ class ProjectedInference(Inference):
             u = self._planes[block.number] if block.number in self._planes else block.mean_of_weights()
             how = (self.projection_of(block), block, u, x, self.product_beta, self._lines.get(block.number), self.beta)
             return auxiliary_gradient(self.energy, *how, self._means(block))
-        return self._on_variables(block, x, self.energy.gradient(block, self.marginals(block, x)))
+        return self._on_variables(block, x)
 
     def project(self, block: Block, x: Tensor) -> None:
         planes = self._planes.get(block.number)
@@ -270,10 +270,15 @@ class ProjectedInference(Inference):
         assert isinstance(self.projection, Softmax)
         return self.entropy.projection(block, self.projection, self.energy)
 
-    def _on_variables(self, block: Block, x: Tensor, g: Tensor) -> Tensor:
-        """A gradient on u as one on variables that are moved without a Jacobian."""
-        if (line := self._lines.get(block.number)) is not None:
-            return line.slope(x, self.marginals(block, x), g).div_(line.top)
+    def _on_variables(self, block: Block, x: Tensor) -> Tensor:
+        """The energy's gradient, as one on variables that are moved without a Jacobian."""
+        line, g = self._lines.get(block.number), self.energy.weight_gradient(block)
+        if line is not None and g is not None and self.energy.label_costs(block) is None:
+            return (g if block.scale is None else g * block.scale) * (block.levels.half_gap / line.top)
+        u = self.marginals(block, x)
+        g = self.energy.gradient(block, u)
+        if line is not None:
+            return line.slope(x, u, g).div_(line.top)
         return g if block.is_pair else g.sub_(g.mean(0))
 
     def check_parts(self) -> None:
