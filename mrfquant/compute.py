@@ -76,7 +76,7 @@ def computes_bfloat16(device: torch.device) -> bool:
     """Whether products in bfloat16 are faster than in float32 there, not many times slower as on most CPUs."""
     if device.type != "cpu":
         return True
-    has = getattr(torch.cpu, "get_capabilities", dict)()  # older versions do not tell
+    has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions do not tell
     return has.get("architecture") != "x86_64" or has.get("avx512_bf16", False) or has.get("amx_bf16", False)
 
 
