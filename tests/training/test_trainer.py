@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mrfquant.data import characters, stand_in
+from mrfquant.energies import CodeLength, FirstOrderTaylor, LabelPrior, SumOf
 from mrfquant.errors import BadInput
 from mrfquant.inference import MirrorDescent, ProximalMeanField, Reference, SparsemaxPGD
 from mrfquant.labelling import Labelling
@@ -36,7 +37,13 @@ def make(solver, levels, **settings):
     return Trainer(model, data, inference, learning_rate=CosineDecay(), **settings), records
 
 
+def with_priors(labelling, optimizer):
+    energy = SumOf([FirstOrderTaylor(), LabelPrior({0: -1.0}), CodeLength(interval=3)], [1.0, 0.01, LinearTo(end=0.1)])
+    return ProximalMeanField(labelling, optimizer, energy=energy)
+
+
 SOLVERS = {
+    "pmf, priors": (with_priors, [-1, 0, 1]),
     "pmf, 3 levels": (functools.partial(ProximalMeanField, beta=GeometricTo(end=50.0)), [-1, 0, 1]),
     "pmf, 2 levels": (functools.partial(ProximalMeanField, beta=LinearTo(end=50.0)), [-1, 1]),
     "pgd, 4 levels": (functools.partial(SparsemaxPGD, beta=CosineTo(end=50.0)), [-2, -1, 1, 2]),
@@ -61,6 +68,16 @@ def test_stopped_anywhere_it_goes_on_to_the_bit(name, stop):
     second._best_state = best
     assert second.run(collectors=[after]) == whole_result
     assert before.records + after.records == expected.records
+
+
+def test_the_values_of_energies_are_recorded_with_the_loss():
+    trainer, records = make(with_priors, [-1, 0, 1])
+    trainer.run(collectors=[records])
+    assert [iteration for iteration, _ in records.records] == [4, 8, 12, 16, 20, 24]
+    for _, values in records.records:
+        found = {name for name in values if name.startswith("energy/")}
+        assert found == {"energy/FirstOrderTaylor", "energy/LabelPrior", "energy/CodeLength"}
+        assert -len(trainer.inference.labelling) <= values["energy/LabelPrior"] <= 0
 
 
 def make_text(**settings):
