@@ -63,7 +63,8 @@ class Jointly:
 
     @torch.no_grad()
     def __call__(self, inference: Inference, batches: Iterable[Any] | None = None) -> list[Tensor]:
-        """The labels, int32 (m,) of every block; the network keeps the weights that it has.
+        """The labels, int32 (m,) of every block; the network keeps the weights that it has, while the
+        statistics of batch norm are those for the labels.
 
         Args:
             inference: the solver.
