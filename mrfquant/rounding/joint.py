@@ -127,4 +127,4 @@ class Jointly:
         seconds = time.perf_counter() - began
         shape = moments.weight.shape
         answer = Found(moments.form.tensor(after, shape), scale)
-        return answer, LayerReport(moments.name, *w.shape, energy, relative, changed, seconds)
+        return answer, LayerReport(moments.name, len(w), w.shape[1], energy, relative, changed, seconds)
