@@ -83,16 +83,15 @@ class Line:
     def slope(self, a: Tensor, u: Tensor, v: Tensor) -> Tensor:
         """The gradient with respect to t (m,) of what has the gradient v (d, m) with respect to the u (d, m) of a (m,).
 
-        Where u is decided, it is the slope from its label to the next one on the side of a.
+        Where u is decided, it is the slope from its label to the one that comes next.
         """
-        nearest = self.labels(a).long()
-        beside = nearest + torch.where(a > self.spacing * self.p[nearest], 1, -1)
-        beside = torch.where((beside < 0) | (beside > self.top), 2 * nearest - beside, beside)
-        # From the nearest label, so that nothing is lost where the others have next to nothing of u.
-        p, v = self.p[:, None] - self.p[nearest], v - v.gather(0, nearest[None])
-        u = u.scatter_add(0, beside[None], torch.full_like(u[:1], FADED))
-        up, first = u * p, (u * p).sum(0)
-        covariance, variance = (up * v).sum(0) - first * (u * v).sum(0), (up * p).sum(0) - first * first
+        likeliest = self.planes(a).topk(2, 0).indices
+        first, second = likeliest[:1], likeliest[1:]
+        # From the likeliest label, so that nothing is lost where the others have next to nothing of u.
+        p, v = self.p[:, None] - self.p[first], v - v.gather(0, first)
+        u = u.scatter_add(0, second, torch.full_like(u[:1], FADED))
+        up, mean = u * p, (u * p).sum(0)
+        covariance, variance = (up * v).sum(0) - mean * (u * v).sum(0), (up * p).sum(0) - mean * mean
         return covariance.div_(variance).mul_(self.top)
 
     def mean(self, u: Tensor) -> Tensor:
@@ -242,23 +241,21 @@ class Softmax(Projection):
             return beta / line.top, line.top**2 / line.square, line.centre
         return None
 
-    def mean_costs(self, costs: Tensor, parts: Sequence[int], beta: float, line: Line | None) -> fused.Costs | None:
-        """The gradient on t of <c, u> for costs c of the labels (parts, d), of a pair or a line; None if there is no
-        formula for it.
+    def mean_costs(self, costs: Tensor, parts: Sequence[int], beta: float, line: Line | None) -> fused.Costs:
+        """The gradient on t of <c, u> for costs c of the labels (parts, d), of a pair or a line.
 
         With three even levels and κ = exp(-2 beta s), u_1 u_3 = κ² u_2² makes u_2 a function of t, and of <c, u> the
         slope (c_3 - c_1) / 2 + ((c_1 + c_3) / 2 - c_2) sinh(2 beta a) / (cosh(2 beta a) + 2 κ).
         """
-        values = costs.double().numpy()
+        ends, values = np.cumsum(parts), costs.numpy()
         low, high = values[:, 0], values[:, -1]
         if line is None:
-            bend, soft = np.zeros_like(low), 0.0
-        elif line.grid == line.top == 2:
-            bend, soft = (low + high) / 2 - values[:, 1], 4 * math.exp(-2 * beta * line.spacing)
-        else:
-            return None
-        numbers = np.stack([(high - low) / 2, bend], 1).astype(np.float32)
-        return fused.Costs(np.cumsum(parts), numbers, np.array([2 * beta * fused.LOG2E, soft], np.float32))
+            return fused.Costs(ends, np.stack([(high - low) / 2, 0 * low], 1), np.zeros(2, np.float32))
+        if line.grid == line.top == 2:
+            curve = np.array([2 * beta * fused.LOG2E, 4 * math.exp(-2 * beta * line.spacing)], np.float32)
+            return fused.Costs(ends, np.stack([(high - low) / 2, (low + high) / 2 - values[:, 1]], 1), curve)
+        curve = np.array([beta * fused.LOG2E, 0], np.float32)
+        return fused.Costs(ends, np.ascontiguousarray(values), curve, torch.stack([line.p, line.shift]).numpy())
 
     def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         # The maximum goes before beta is multiplied in: beta times a large ũ may be infinite, beta times 0 is 0.

@@ -187,11 +187,11 @@ class ProjectedInference(Inference):
         assert isinstance(self.projection, Softmax)
         line = self._lines.get(block.start)
         factors, costs = self.projection.mean_factors(self.product_beta, line), self.energy.label_costs(block)
-        on_mean = dispatch.NO_COSTS
-        if costs is not None and (on_mean := self.projection.mean_costs(costs, block.parts, self.beta, line)) is None:
-            return False
         if factors is None or (rule := rule_of(self.optimizer, x)) is None:
             return False
+        on_mean = dispatch.NO_COSTS
+        if costs is not None:
+            on_mean = self.projection.mean_costs(costs, block.parts, self.beta, line)
         how = self.projection.mean_kernel(self.schedule(self.iteration + 1, self.budget), line)
         levels = (block.levels.middle, block.levels.half_gap)
         dispatch.step(x, block.g, block.w, block.scale, levels, factors, rule, how, on_mean)

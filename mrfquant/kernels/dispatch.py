@@ -124,17 +124,22 @@ def mean_vjp(t: Tensor, delta: Tensor, factor: float, share: float, centre: floa
 
 
 class Costs(NamedTuple):
-    """Costs of labels as a gradient on t: slope + bend sinh(x) / (cosh(x) + soft / 2) for x = scale log(2) a.
+    """Costs of labels as a gradient on t.
+
+    Of a pair, or of three even levels on a line, it is slope + bend sinh(x) / (cosh(x) + soft / 2) for
+    x = scale log(2) a; of other lines it is computed from u.
 
     Attributes:
         ends: (parts,) the variable after the last one of each part.
-        numbers: (parts, 2) slope and bend of each part.
+        numbers: (parts, 2) slope and bend of each part; or (parts, d) the costs.
         curve: (2,) scale and soft.
+        points: (2, d) levels p and -s p² / 2 of such another line; or (2, 0).
     """
 
     ends: np.ndarray
     numbers: np.ndarray
     curve: np.ndarray
+    points: np.ndarray = np.zeros((2, 0), np.float32)
 
 
 NO_COSTS = Costs(np.zeros(0, np.int64), np.zeros((0, 2), np.float32), np.zeros(2, np.float32))

@@ -14,6 +14,7 @@ OPTIONS = {"error_model": "numpy", "fastmath": {"contract"}}
 
 f32, i32 = np.float32, np.int32
 ZERO, ONE, LOWEST, BIAS, MANTISSA = f32(0), f32(1), f32(-127), i32(127), i32(23)
+LEAST = f32(-np.inf)
 ROUNDING = f32(1.5 * 2**23)  # a float that is added to it has its integer part in the lowest bits of the sum
 C1, C2, C3, C4, C5, C6 = (f32(math.log(2) ** n / math.factorial(n)) for n in range(1, 7))
 
@@ -194,6 +195,66 @@ def add_costs(aux, delta, slope, bend, scale, soft):
             h = power_of_two(-abs(aux[j]) * scale)
             share = (ONE - h * h) / (ONE + h * h + soft * h)
             delta[j] += slope + (-bend if aux[j] < 0 else bend) * share
+
+
+@jit(**OPTIONS)
+def add_line_costs(aux, delta, costs, p, shift, scale):
+    """p_d Cov(p, c) / Var(p) under u = 2^(scale (a p + shift)), normalised, added to δ; a tile at most.
+
+    Labels count from the likeliest one, and weigh in units of the second: its u may be too small for a float.
+    """
+    n, d, highest = len(aux), len(p), p[-1]
+    top, second, near = np.empty(n, f32), np.empty(n, f32), np.empty(n, f32)
+    cost, other = np.empty(n, f32), np.empty(n, f32)
+    top[:] = LEAST
+    second[:] = LEAST
+    # Few arrays in a loop, and into other places: otherwise it is not compiled to vector instructions.
+    for k in range(d):
+        level, of_level, of_label = p[k], shift[k], costs[k]
+        for j in range(n):
+            value = aux[j] * level + of_level
+            other[j] = value if value > top[j] else top[j]
+        top, other = other, top
+    for k in range(d):
+        level, of_level, of_label = p[k], shift[k], costs[k]
+        for j in range(n):
+            other[j] = level if aux[j] * level + of_level == top[j] else near[j]
+        near, other = other, near
+    for k in range(d):
+        level, of_level, of_label = p[k], shift[k], costs[k]
+        for j in range(n):
+            other[j] = of_label if near[j] == level else cost[j]
+        cost, other = other, cost
+    for k in range(d):
+        level, of_level, of_label = p[k], shift[k], costs[k]
+        for j in range(n):
+            value = LEAST if near[j] == level else aux[j] * level + of_level
+            other[j] = value if value > second[j] else second[j]
+        second, other = other, second
+    total, up, uc = np.zeros(n, f32), np.zeros(n, f32), np.zeros(n, f32)
+    upp, upc = np.zeros(n, f32), np.zeros(n, f32)
+    for k in range(d):
+        level, of_level, of_label = p[k], shift[k], costs[k]
+        for j in range(n):
+            other[j] = power_of_two(min((aux[j] * level + of_level - second[j]) * scale, ZERO))
+            total[j] += other[j]
+        for j in range(n):
+            uc[j] += other[j] * (of_label - cost[j])
+        for j in range(n):
+            other[j] *= level - near[j]
+            up[j] += other[j]
+        for j in range(n):
+            upp[j] += other[j] * (level - near[j])
+        for j in range(n):
+            upc[j] += other[j] * (of_label - cost[j])
+    for j in range(n):
+        other[j] = power_of_two((second[j] - top[j]) * scale)
+        other[j] = other[j] / (ONE + other[j] * (total[j] - ONE))  # the likeliest one was counted, too
+    for j in range(n):
+        upp[j] -= other[j] * up[j] * up[j]
+        upc[j] -= other[j] * up[j] * uc[j]
+    for j in range(n):
+        delta[j] += highest * upc[j] / upp[j]
 
 
 @jit(**OPTIONS)

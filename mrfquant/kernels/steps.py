@@ -10,7 +10,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from mrfquant.kernels.jit import jit
-from mrfquant.kernels.simplex import ONE, TILE, ZERO, add_costs, f32, mean, mean_product
+from mrfquant.kernels.simplex import ONE, TILE, ZERO, add_costs, add_line_costs, f32, mean, mean_product
 
 LANES = 8  # floats that torch moves at once; it rounds those that are left over in another place
 
@@ -64,16 +64,16 @@ def sgd(x, g, momentum_buffer, settings, whole):
 
 
 @jit(error_model="numpy")
-def step(x, g, w, scale, levels, product, ends, costs, curve, by_adam, settings, average, square, *how_and_range):
+def step(x, g, w, scale, levels, product, ends, costs, curve, points, by_adam, settings, average, square, *how):
     """A step of the variables x along the gradient g on the weights w, which are set anew; g is cleared.
 
     Args:
         scale: of every weight, or empty. levels: middle and half gap. product: factor, share and centre.
-        ends, costs, curve: of `mrfquant.kernels.dispatch.Costs`, or empty.
+        ends, costs, curve, points: of `mrfquant.kernels.dispatch.Costs`, or empty.
         by_adam: or else by SGD. settings, average, square: of the optimizer.
-        how_and_range: the arguments of `mean` between the variables and t, `start` and `stop`.
+        how: the arguments of `mean` between the variables and t, `start` and `stop`.
     """
-    kind, power, spacing, neighbours, first_table, second_table, start, stop = how_and_range
+    kind, power, spacing, neighbours, first_table, second_table, start, stop = how
     middle, half = levels[0], levels[1]
     plain, scaled = middle == 0 and half == 1 and not len(scale), len(scale) > 0
     t, part = np.empty(TILE, f32), 0
@@ -97,7 +97,10 @@ def step(x, g, w, scale, levels, product, ends, costs, curve, by_adam, settings,
             while ends[part] <= first + low:
                 part += 1
             high = min(n, ends[part] - first)
-            add_costs(x_tile[low:high], slope[low:high], costs[part, 0], costs[part, 1], curve[0], curve[1])
+            if points.shape[1]:
+                add_line_costs(x_tile[low:high], slope[low:high], costs[part], points[0], points[1], curve[0])
+            else:
+                add_costs(x_tile[low:high], slope[low:high], costs[part, 0], costs[part, 1], curve[0], curve[1])
             low = high
         mean_product(weights if plain else t[:n], slope, product[0], product[1], product[2], 0, n)
         if by_adam:

@@ -121,7 +121,12 @@ def test_the_reader_of_the_description_reads(runs, tmp_path, monkeypatch):
     ]
     assert len([line for line in reader.splitlines() if line.strip()]) <= 25
     monkeypatch.chdir(tmp_path)
-    for name, flags in (("binary", []), ("ternary", []), ("ternary", ["--base3"])):
+    for name, flags in (
+        ("binary", []),
+        ("ternary", []),
+        ("ternary", ["--base3"]),
+        ("ternary", ["--base3", "--compress"]),
+    ):
         assert pack.main([str(runs / name), "-o", "model.safetensors", *flags]) == 0
         found = {}
         exec(reader, found)  # our own text

@@ -75,11 +75,11 @@ def test_so_is_mirror_descent():
 
 def priors():
     parts = [FirstOrderTaylor(), LabelPrior({1: -0.4}, which=["2.*"]), CodeLength(interval=2)]
-    return SumOf(parts, [1.0, 0.01, Geometric(rho=0.9, interval=1, cap=1e-2, start=1e-3)])
+    return SumOf(parts, [1.0, 0.1, Geometric(rho=1.1, interval=1, cap=1e-2, start=1e-3)])
 
 
 @pytest.mark.parametrize("kind", [ProximalMeanField, MirrorDescent])
-@pytest.mark.parametrize("levels", [[-1, 1], [-0.3, 1], [-1, 0, 1], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize("levels", [[-1, 1], [-0.3, 1], [-1, 0, 1], [0, 1, 2], [-2, -1, 1, 2], range(5)], ids=str)
 @pytest.mark.parametrize("scale", ["none", "channel"])
 @pytest.mark.parametrize("beta", [1.0, 1e4])
 def test_costs_of_labels_go_into_it(kind, levels, scale, beta):
@@ -89,10 +89,10 @@ def test_costs_of_labels_go_into_it(kind, levels, scale, beta):
     assert one.step_at_once(*next(one.items()))
     one, without = (solver(levels, OPTIMIZERS["SGD"], energy=e, **settings) for e in (priors(), None))
     for each in (one, two, without):
-        train(each, 3)
-    near = {"atol": 1e-6 * beta, "rtol": 1e-4}
-    torch.testing.assert_close(one.variables[0], two.variables[0], **near)
-    assert (one.variables[0] - without.variables[0]).abs().max() > 100 * near["atol"]
+        train(each, 3 if beta == 1 else 1)  # at large beta, rounding decides labels in the steps after
+    near = 1e-6 * one.product_beta
+    torch.testing.assert_close(one.variables[0], two.variables[0], atol=near, rtol=1e-4)
+    assert (one.variables[0] - without.variables[0]).abs().max() > 50 * near
 
 
 @pytest.mark.parametrize("jacobian", ["exact", "reference", "straight_through"])
@@ -129,10 +129,6 @@ OTHERS = {
     "planes": {"form": "planes"},
     "a product that needs u": {"jacobian": "exact"},
     "another projection": {"solver": SparsemaxPGD},
-    "costs of many levels": {
-        "levels": [-2, -1, 1, 2],
-        "energy": SumOf([FirstOrderTaylor(), LabelPrior({1: 1.0})]),
-    },
     "an optimizer that is not fused": {"optimizer": functools.partial(torch.optim.Adam, lr=0.01)},
     "another optimizer": {"optimizer": functools.partial(torch.optim.RMSprop, lr=0.01)},
     "a variant": {"optimizer": functools.partial(torch.optim.Adam, lr=0.01, amsgrad=True, fused=True)},

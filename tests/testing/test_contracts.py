@@ -222,9 +222,9 @@ class TestTargetHistogram(EnergyContract):
         which = ["matrix"] if len(labelling.blocks) > 1 else "everything"
         return TargetHistogram(**{"target": range(1, d + 1), "which": which, **self.settings, **settings})
 
-    def at_work(self, levels):
-        """The other block has no target."""
-        return ((energy, block, u) for energy, block, u in super().at_work(levels) if block.d == len(energy.target))
+    def started(self, levels):
+        """Of two level sets, the other one has no target."""
+        return (found for found in super().started(levels) if len(found[1].blocks) == 1)
 
 
 class TestFlipNoise(EnergyContract):
