@@ -25,8 +25,8 @@ def measure_packed(options: Options, width: float = 1.0) -> Iterator[tuple[str, 
     cases: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         f"linear {SIZE}, batch 1": (linear, (1, SIZE)),
         f"linear {SIZE}, batch {BATCH}": (linear, (BATCH, SIZE)),
-        f"lenet5, batch {BATCH}": (lenet, (BATCH, 1, 28, 28)),
-        f"resnet18, batch {BATCH}": (resnet, (BATCH, 3, 32, 32)),
+        f"lenet5 from bits, batch {BATCH}": (lenet, (BATCH, 1, 28, 28)),
+        f"resnet18 from bits, batch {BATCH}": (resnet, (BATCH, 3, 32, 32)),
     }
     yield from ((name, measure_evaluation(*case, options)) for name, case in cases.items())
     if options.peers:
