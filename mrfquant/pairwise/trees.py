@@ -39,7 +39,7 @@ class SpanningTree:
             children.setdefault(parent, []).append(j)
         self.roots = children.get(-1, [])
         self.levels: list[tuple[Tensor, Tensor]] = []
-        here, order = self.roots, []
+        here, order = self.roots, list[int]()
         while below := [j for parent in here for j in children.get(parent, [])]:
             above = [self.parents[j] for j in below]
             self.levels.append((torch.tensor(below, device=device), torch.tensor(above, device=device)))

@@ -63,7 +63,8 @@ class Jointly:
 
     @torch.no_grad()
     def __call__(self, inference: Inference, batches: Iterable[Any] | None = None) -> list[Tensor]:
-        """The labels, int32 (m,) of every block; the network keeps the weights that it has.
+        """The labels, int32 (m,) of every block; the network keeps the weights that it has, while the
+        statistics of batch norm are those for the labels.
 
         Args:
             inference: the solver.
@@ -128,4 +129,4 @@ class Jointly:
         seconds = time.perf_counter() - began
         shape = moments.weight.shape
         answer = Found(moments.form.tensor(after, shape), scale)
-        return answer, LayerReport(moments.name, *w.shape, energy, relative, changed, seconds)
+        return answer, LayerReport(moments.name, len(w), w.shape[1], energy, relative, changed, seconds)

@@ -121,9 +121,8 @@ def test_training_goes_on_from_adopted_labels(levels):
 
 
 def test_batches_may_come_with_the_call():
-    solver, _, x = _trained()
-    expected, found = mq.Jointly(x.split(50))(solver), mq.Jointly()(solver, x.split(50))
-    assert torch.equal(expected[0], found[0])
+    (first, _, x), (solver, _, _) = _trained(), _trained()
+    assert torch.equal(mq.Jointly(x.split(50))(first)[0], mq.Jointly()(solver, x.split(50))[0])
     with pytest.raises(mq.BadInput, match="no batch to calibrate with"):
         mq.Jointly()(solver)
 
