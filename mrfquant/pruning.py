@@ -186,7 +186,7 @@ def _route(modules: dict[fx.Node, Any], node: fx.Node) -> Route | None:
     ways = [(user, [], isinstance(layer, nn.Conv2d), False) for user in node.users]
     while ways:
         node, maps, is_map, flattened = ways.pop()
-        module = modules.get(node)
+        module: Any = modules.get(node)
         if _plain(module):
             columns = module.weight.shape[1] // len(layer.weight)
             fits = isinstance(module, nn.Conv2d) if is_map else isinstance(module, nn.Linear)
@@ -247,7 +247,7 @@ def _normalised(norm: Any) -> Map:
     return apply
 
 
-def _pointwise(node: fx.Node, module: nn.Module | None) -> Map | None:
+def _pointwise(node: fx.Node, module: Any) -> Map | None:
     """What is done to every value by itself, if it is."""
     if type(module) in POINTWISE:
         alone = copy.deepcopy(module).eval()
