@@ -287,7 +287,8 @@ class Labelling:
         """Raise unless every labelled parameter in a state dict of the network is exactly on its levels.
 
         Args:
-            state: of the network. scale: (m,) that it had then, where scales are learned; the present one by default.
+            state: of the network.
+            scale: (m,) that it had then, where scales are learned; the present one by default.
         """
         scale = self.scale if scale is None else scale
         for name in self.labelled.spans:

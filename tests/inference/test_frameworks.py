@@ -52,6 +52,7 @@ def assert_same(model, expected):
         torch.testing.assert_close(p.detach(), expected[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the machine, as where there is SLURM: xdist cannot pass their classes on
 @pytest.mark.parametrize("automatic", [True, False])
 def test_lightning_trains_as_a_plain_loop_does(automatic, plain, tmp_path):
     mq.import_torchvision()  # Lightning imports it, and some builds need help
