@@ -31,6 +31,7 @@ OPTIONAL = {
     "kernels/jit.py": "fast",
     "kernels/simplex.py": "fast",
     "kernels/steps.py": "fast",
+    "kernels/trees.py": "fast",
 }
 FILES = {
     name: path
