@@ -57,13 +57,6 @@ def test_own_energy_makes_the_network_sparser_the_larger_its_cost(output):
     assert min(accuracies(text)) > 90
 
 
-def test_remove_channels_leaves_fewer_units_the_more_they_cost(output):
-    text = output("remove_channels")
-    free, small, large = (int(number.replace(",", "")) for number in re.findall(r"([\d,]+) weights", text))
-    assert free > small > large
-    assert min(accuracies(text)) > 85
-
-
 def test_round_network_by_icm_changes_every_layer_less_than_nearest(output):
     text = output("round_network")
     trained, _, icm = accuracies(text)

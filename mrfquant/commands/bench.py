@@ -46,7 +46,13 @@ def parser() -> Parser:
         they are not installed, and named with what to install.""",
         ["", "steps --models lenet300,lenet5 --peers", "scaling --json scaling.json --png scaling.png"],
     )
-    p.add_argument("what", nargs="?", choices=SUBJECTS, help="one subject (default: all of them, in minutes)")
+    p.add_argument(
+        "what",
+        nargs="?",
+        choices=SUBJECTS,
+        metavar="SUBJECT",
+        help=f"{', '.join(SUBJECTS)} (default: all of them, in minutes)",
+    )
     p.add_argument(
         "--models",
         metavar="NAMES",

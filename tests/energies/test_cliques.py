@@ -10,7 +10,6 @@ from torch import nn
 from mrfquant.energies import CliquePotts
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling import Labelling
-from mrfquant.testing import EnergyContract
 
 LEVELS = {"0 first": [0, 1], "0 last": [-2, 0], "0 between": [-1, 0, 1], "four": [-1, 0, 1, 2]}
 NETWORKS = {
@@ -18,18 +17,6 @@ NETWORKS = {
     "convolution": lambda: nn.Conv2d(2, 2, (1, 2)),
     "channels last": lambda: nn.Conv2d(2, 2, (1, 2), bias=False).to(memory_format=torch.channels_last),
 }
-
-
-class TestCliquePotts(EnergyContract):
-    part = CliquePotts
-    settings = {"softness": 0.3, "which": ["*"]}
-    level_sets = ((0, 1), (-1, 0, 1), (-2, -1, 0, 2))
-
-
-class TestCliquesOfInputs(EnergyContract):
-    part = CliquePotts
-    settings = {"cliques": "inputs", "which": ["*"]}
-    level_sets = ((-1, 0), (-1, 0, 1))
 
 
 def _problem(network, levels, scale="none", **settings):

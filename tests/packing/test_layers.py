@@ -259,7 +259,8 @@ def test_benchmark(monkeypatch):
     monkeypatch.setattr(packed, "SIZE", 256)
     monkeypatch.setattr(packed, "BATCH", 2)
     found = dict(packed.measure_packed(Options(seconds=0), width=0.125))
-    assert list(found) == ["linear 256, batch 1", "linear 256, batch 2", "lenet5, batch 2", "resnet18, batch 2"]
+    bits = ["lenet5 from bits, batch 2", "resnet18 from bits, batch 2"]
+    assert list(found) == ["linear 256, batch 1", "linear 256, batch 2", *bits]
     for figures in found.values():
         assert figures["packed"]["ratio"] > 0
         assert figures["kept"]["ratio"] < figures["kept and unpacked"]["ratio"]

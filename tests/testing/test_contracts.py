@@ -12,6 +12,7 @@ import mrfquant.inference
 import mrfquant.mrf
 import mrfquant.projections
 from mrfquant.energies import (
+    CliquePotts,
     CodeLength,
     Energy,
     FirstOrderTaylor,
@@ -172,6 +173,18 @@ class TestReference(InferenceContract):
         """The other way round."""
         with pytest.raises(BadInput, match="Reference trains in floating point"):
             self.make(self.problem((-1, 1))[1])
+
+
+class TestCliquePotts(EnergyContract):
+    part = CliquePotts
+    settings = {"softness": 0.3, "which": ["*"]}
+    level_sets = ((0, 1), (-1, 0, 1), (-2, -1, 0, 2))
+
+
+class TestCliquesOfInputs(EnergyContract):
+    part = CliquePotts
+    settings = {"cliques": "inputs", "which": ["*"]}
+    level_sets = ((-1, 0), (-1, 0, 1))
 
 
 class TestFirstOrderTaylor(EnergyContract):
