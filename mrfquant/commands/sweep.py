@@ -24,6 +24,7 @@ from mrfquant.storage.files import write_text
 from mrfquant.text import redacted
 
 HEARTBEAT = 5  # seconds; a worker that is silent for three of them is taken for dead
+REFUSED = ("IntegrityError", "ProgrammingError")  # what SQLAlchemy calls it when something is there already
 
 
 def parser() -> Parser:
@@ -70,17 +71,7 @@ def open_study(arguments: argparse.Namespace, metric: Metric) -> Any:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-    try:
-        storage = optuna.storages.RDBStorage(
-            arguments.storage,
-            heartbeat_interval=HEARTBEAT,
-            grace_period=3 * HEARTBEAT,
-            heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
-            engine_kwargs={"connect_args": {"timeout": 60}} if arguments.storage.startswith("sqlite") else None,
-        )
-    except Exception as error:  # whatever the database's driver raises
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadInput(redacted(f"cannot open the storage {arguments.storage}: {reason}")) from None
+    storage = _storage(arguments.storage)
     return optuna.create_study(
         study_name=Path(arguments.gin).stem,
         storage=storage,
@@ -89,6 +80,26 @@ def open_study(arguments: argparse.Namespace, metric: Metric) -> Any:
         sampler=sampler(arguments.seed),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
     )
+
+
+def _storage(url: str, tries: int = 3) -> Any:
+    """The database, its tables made if they are not there; of two that make them at once it refuses one, for now."""
+    import optuna
+
+    try:
+        return optuna.storages.RDBStorage(
+            url,
+            heartbeat_interval=HEARTBEAT,
+            grace_period=3 * HEARTBEAT,
+            heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
+            engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else None,
+        )
+    except Exception as error:  # whatever the database's driver raises
+        if tries > 1 and type(error).__name__ in REFUSED:
+            time.sleep(1)
+            return _storage(url, tries - 1)
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(redacted(f"cannot open the storage {url}: {reason}")) from None
 
 
 def run_trial(trial: Any, space: Sequence[Dimension], arguments: argparse.Namespace) -> float:
