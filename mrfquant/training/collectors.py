@@ -160,7 +160,8 @@ class Console(Collector):
         shown = ((name, form, values[name]) for name, form in formats.items() if name in values)
         words = [form.format(v) if form else f"val {self.metric.text(v)}" for _, form, v in shown]
         if "steps_per_second" in values:
-            words.append(f"{values['steps_per_second'] * self.batch_size:,.4g} {self.unit}/s")
+            speed = values["steps_per_second"] * self.batch_size
+            words.append(f"{speed:,.{0 if speed >= 100 else 1}f} {self.unit}/s")
         return "  ".join(words)
 
 
