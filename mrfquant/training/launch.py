@@ -94,6 +94,8 @@ def launch(
             folder = RunFolder.create(path, read.text()) if team.leads else RunFolder(path)
         if team.leads:
             held.enter_context(folder.owned())
+        if resumed and team.any(folder.summary() is not None, where):  # another process has ended it meanwhile
+            return folder
         console = _console(folder) if team.leads else Console(Path(os.devnull), open(os.devnull, "w"))  # noqa: SIM115
         held.callback(console.close)
         try:

@@ -8,6 +8,7 @@ record.
 import functools
 import io
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import mrfquant as mq
+from mrfquant.data.batches import epoch_generator
 from mrfquant.data.images import Images, Split
 from mrfquant.labelling.flat import FlatParameters
 from mrfquant.training import Trainer
+from mrfquant.training.hooks import Samples
 
 TWO, FOUR = {"levels": (-1, 1)}, {"levels": (-2, -1, 1, 2)}
 PLANES, SCALED = {**FOUR, "form": "planes"}, {**FOUR, "scale": "channel", "learn_scale": True}
@@ -49,7 +52,7 @@ class OffDevice(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.calls = []
+        self.calls, self.generators = [], []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
@@ -57,6 +60,8 @@ class OffDevice(TorchDispatchMode):
         mixed = len({t.device.type for t in given if t.dim()}) > 1
         if mixed or any(t.device.type == "cpu" for t in made):
             self.calls.append(function._schema.name)
+        if "generator" in (kwargs or {}):
+            self.generators.append(kwargs["generator"])
         return result
 
 
@@ -112,6 +117,28 @@ def test_an_iteration_of_the_trainer_does_so_too(solver, settings):
     with OffDevice() as off:
         trainer._step()
     assert off.calls == []
+
+
+@pytest.mark.parametrize("case", ["PMF, 2 levels", "PMF, 4 levels", "PMF, 4 levels on planes"])
+def test_labels_are_drawn_on_the_device_by_the_generator_that_is_given(case):
+    inference, generator = on_meta(built(*STEPS[case])[1]), torch.Generator().manual_seed(1234567)
+    with OffDevice() as off, inference.sampled(generator):
+        pass
+    assert [drew.initial_seed() for drew in off.generators] == [1234567]
+    assert off.calls == []
+
+
+def test_generators_are_made_on_the_device_of_what_they_draw_for(monkeypatch):
+    """Torch refuses one of another device; data come from the host's, so that a run sees the same on every device."""
+    made, generator = [], torch.Generator
+    monkeypatch.setattr(torch, "Generator", lambda device="cpu": made.append(str(device)) or generator())
+    model = nn.Module()
+    model.generate = lambda tokens, *_: torch.zeros(2, dtype=torch.int64)
+    data = SimpleNamespace(description=lambda: {"classes": "\n"})
+    where = SimpleNamespace(device=torch.device("meta"), iteration=3, model=model, dataset=data, say=lambda _: None)
+    Samples().evaluated(where)
+    epoch_generator(0, 0)
+    assert made == ["meta", "cpu"]
 
 
 # --- the guard can fail

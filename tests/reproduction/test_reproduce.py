@@ -15,6 +15,7 @@ from mrfquant.commands.reproduce import main
 from mrfquant.config.gin_files import CONFIGS
 from mrfquant.reproduction import TABLES, Campaign, Cell, render
 from mrfquant.storage.run_folder import RunFolder
+from mrfquant.training.launch import launch
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper"
 
@@ -177,6 +178,17 @@ def test_runs_that_another_process_is_at_work_on_are_left_to_it(quick_cells, tmp
     assert "[1/1] pmf_lenet300_mnist seed 0: another process is at work on it" in out
     assert "1 runs are done by other processes" in out
     assert folder.summary() is None
+
+
+def test_a_run_that_another_process_ends_meanwhile_is_not_repeated(quick_cells, tmp_path, monkeypatch):
+    assert main(["results", "--rows", "lenet300", "--methods", "PMF", "--out", str(tmp_path), "--smoke"]) == 0
+    folder = RunFolder(tmp_path / "paper-smoke" / "pmf_lenet300_mnist-seed0")
+    summary, log = folder.path / "summary.json", (folder.path / "log.txt").read_text()
+    text, owned = summary.read_text(), RunFolder.owned
+    summary.unlink()
+    monkeypatch.setattr(RunFolder, "owned", lambda self: (summary.write_text(text), owned(self))[1])
+    assert launch(None, out=folder.path, resume=True).summary() == json.loads(text)
+    assert (folder.path / "log.txt").read_text() == log
 
 
 @pytest.mark.slow
