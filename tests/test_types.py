@@ -76,7 +76,7 @@ def test_a_strict_file_has_no_error_and_parts_keep_their_types(checked):
     assert not [line for line in checked["use"] if "error:" in line]
     solver, schedule, variables = (line.partition("Revealed type is ")[2] for line in checked["use"])
     assert "labelling: mrfquant.labelling.labelling.Labelling" in solver
-    assert solver.endswith('-> mrfquant.inference.projected.ProximalMeanField"')
+    assert solver.endswith('-> mrfquant.inference.proximal.ProximalMeanField"')
     assert schedule == '"use.Halving"'
     assert variables == '"list[torch._tensor.Tensor]"'
 

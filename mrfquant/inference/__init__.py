@@ -4,13 +4,8 @@ from mrfquant.inference.base import Inference
 from mrfquant.inference.latent import BinaryConnect, LatentInference, ProxQuant, StraightThrough
 from mrfquant.inference.mean_field import MeanField
 from mrfquant.inference.optimizers import ByShape
-from mrfquant.inference.projected import (
-    MirrorDescent,
-    ProjectedInference,
-    ProximalICM,
-    ProximalMeanField,
-    SparsemaxPGD,
-)
+from mrfquant.inference.projected import ProjectedInference
+from mrfquant.inference.proximal import MirrorDescent, ProximalICM, ProximalMeanField, SparsemaxPGD
 from mrfquant.inference.reference import Reference
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""Gradient descent on auxiliary variables that a projection takes to the simplex: PMF, PICM, PGD and mirror descent.
+"""Gradient descent on auxiliary variables that a projection takes to the simplex.
 
-All of them take the step of Theorem 3.1's form,
+The solvers of proximal.py take the step of Theorem 3.1's form,
 
     u^{k+1} = argmin over u in the simplexes of  eta E^k(u) - <u^k, u> - H(u) / beta
 
@@ -26,11 +26,10 @@ from mrfquant.inference.one_pass import rule_of
 from mrfquant.inference.ternary import EVEN, TernaryMeans
 from mrfquant.kernels import dispatch
 from mrfquant.labelling import Block, Labelling
-from mrfquant.projections import PART, Hardmax, Jacobian, Line, Projection, Softmax, Sparsemax
-from mrfquant.schedules import Constant, Geometric, GeometricTo, Schedule
+from mrfquant.projections import PART, Line, Projection, Softmax
+from mrfquant.schedules import Geometric, GeometricTo, Schedule
 
 REACH = 0.2  # of a line, for random variables at beta 1: as far as steps move them within a run, for any levels
-CLIPPED = 0.5  # spacing on the line of variables that are kept in the simplex
 
 
 def auxiliary_gradient(
@@ -96,7 +95,7 @@ class DefaultAnnealing(Schedule):
 
 @configurable(supplied=["labelling", "optimizer"])
 class ProjectedInference(Inference):
-    """PROJ: the step that the solvers below share, with any projection; each of them is one.
+    """PROJ: the step that the solvers of proximal.py share, with any projection; each of them is one.
 
     Args:
         projection: the map from auxiliary variables to u, as @Softmax().
@@ -307,108 +306,3 @@ class ProjectedInference(Inference):
     def _in_aux_form(block: Block, u: Tensor) -> Tensor:
         """u where auxiliary variables are expected: ã = (u_2 - u_1) / 2 is half of t."""
         return u / 2 if block.is_pair else u.clone()
-
-
-# The solvers below pass on every argument, so that none is left for gin to fill in with ProjectedInference's.
-
-
-@configurable(supplied=["labelling", "optimizer"])
-class ProximalMeanField(ProjectedInference):
-    """PMF: the softmax projection with annealed beta (Algorithm 1, Theorem 3.1).
-
-    Args:
-        beta: as of `ProjectedInference` by default.
-        jacobian: of softmax, see `mrfquant.projections.Softmax`.
-        auxiliary: keep auxiliary variables (Algorithm 1), or update u itself by Theorem 3.1.
-        entropy: factorised by default, which makes the projection softmax.
-    """
-
-    method = "PMF"
-
-    def __init__(
-        self,
-        labelling: Labelling,
-        optimizer: OptimizerRecipe,
-        beta: Schedule | None = None,
-        energy: Energy | None = None,
-        jacobian: Jacobian = "reference",
-        auxiliary: bool = True,
-        entropy: Entropy | None = None,
-    ) -> None:
-        beta = beta or DefaultAnnealing(1.02, 1e3 if auxiliary else 10.0)
-        super().__init__(labelling, optimizer, Softmax(jacobian), beta, energy, auxiliary, entropy)
-        if not auxiliary:
-            self.method = "PMF without auxiliary"
-
-
-@configurable(supplied=["labelling", "optimizer"])
-class SparsemaxPGD(ProjectedInference):
-    """PGD: the Euclidean projection, sparsemax, with annealed beta."""
-
-    method = "PGD"
-
-    def __init__(
-        self,
-        labelling: Labelling,
-        optimizer: OptimizerRecipe,
-        beta: Schedule | None = None,
-        energy: Energy | None = None,
-        auxiliary: bool = True,
-    ) -> None:
-        beta = beta or DefaultAnnealing(1.01, 1e3 if auxiliary else 1.2)
-        super().__init__(labelling, optimizer, Sparsemax(), beta, energy, auxiliary, None)
-
-
-@configurable(supplied=["labelling", "optimizer"])
-class ProximalICM(ProjectedInference):
-    """PICM: the hardmax projection, PMF's limit for large beta; for the levels -1, 1 it is BinaryConnect (Prop. 3.1).
-
-    Args:
-        clip: keep the auxiliary variables in the simplex, as BinaryConnect keeps its latent weights within the levels
-            (appendix B); without it, variables whose label leads by more than 1 get no gradient any more.
-    """
-
-    method = "PICM"
-    relaxed = False
-    by_weight = True
-
-    def __init__(
-        self, labelling: Labelling, optimizer: OptimizerRecipe, energy: Energy | None = None, clip: bool = True
-    ) -> None:
-        self.clip, self._nearest = clip, Sparsemax()
-        super().__init__(labelling, optimizer, Hardmax(), Constant(1.0), energy, True, None)
-
-    def spacing(self, block: Block, start: str, beta: float) -> float:
-        return CLIPPED
-
-    def project(self, block: Block, x: Tensor) -> None:
-        if self.clip and block.number not in self._planes:
-            reach = CLIPPED * (block.d - 1)
-            x.clamp_(-reach, reach)
-        elif self.clip:
-            self._nearest.planes(x, 1.0, out=x)
-        super().project(block, x)
-
-
-@configurable(supplied=["labelling", "optimizer"])
-class MirrorDescent(ProjectedInference):
-    """MD: the dual form of mirror descent, ũ <- ũ - eta g, u = softmax(beta ũ) (Ajanthan et al., 2021, MD-tanh-S).
-
-    The dual variables are stored and never computed back from u, which is what keeps it stable at large beta.
-    """
-
-    method = "MD"
-
-    def __init__(
-        self,
-        labelling: Labelling,
-        optimizer: OptimizerRecipe,
-        beta: Schedule | None = None,
-        energy: Energy | None = None,
-    ) -> None:
-        projection = Softmax("straight_through")
-        super().__init__(labelling, optimizer, projection, beta or DefaultAnnealing(1.02, 1e4), energy, True, None)
-
-    @property
-    def product_beta(self) -> float:
-        return 1.0  # the mirror map's gradient is that of E with respect to u: beta enters the projection only

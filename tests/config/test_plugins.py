@@ -162,7 +162,7 @@ BROKEN = {
     "unparsable": ("def (:\n", "importing unparsable ended with SyntaxError"),
     "twin": (
         "from mrfquant.config.settings import configurable\n\n@configurable\nclass ProximalMeanField:\n    pass\n",
-        "twin.ProximalMeanField has the name of mrfquant.inference.projected.ProximalMeanField: give it another",
+        "twin.ProximalMeanField has the name of mrfquant.inference.proximal.ProximalMeanField: give it another",
     ),
 }
 

@@ -1,0 +1,82 @@
+"""What brevitas makes of the same language model, for comparison with round_lm.py: GPTQ and Qronos.
+
+    python round_lm_brevitas.py FOLDER valid.txt test.txt --gguf NAME.gguf --bits 2 --algorithm qronos
+
+The layers, the groups, the windows and the perplexity are those of round_lm.py, with zero points and in the order of
+activations; `pip install mrfquant[language] brevitas`. Blocks are calibrated one after the other, on the outputs of the
+rounded ones before; with --whole every layer takes forwards of the whole network, so that Qronos, whose targets are
+those of the float network, sees the float network's inputs, too, which takes many times as long.
+
+Expected output for SmolLM2-135M with --windows 16 64: a line such as
+
+    brevitas gptq, 2 bits, scales by mse: perplexity ...
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from round_lm import load, perplexity, windows
+from torch import Tensor, nn
+
+
+def quantized(model: nn.Module, bits: int, group_size: int, scales: str) -> nn.Module:
+    """The model with brevitas' linear layers in its blocks, their weights not chosen yet."""
+    from brevitas.graph.quantize import layerwise_quantize
+    from brevitas_examples.common.generative.quantize import generate_quant_maps, generate_quantizers
+
+    quantizers = generate_quantizers(
+        weight_bit_width=bits,
+        weight_param_method=scales,
+        weight_scale_precision="float_scale",
+        weight_quant_type="asym",
+        weight_quant_granularity="per_group",
+        weight_group_size=group_size,
+        quantize_weight_zero_point=False,
+        input_scale_precision="float_scale",  # none are quantized, and it wants to know all the same
+        quant_attn_mode="sdpa",
+    )
+    layers = generate_quant_maps(**quantizers, dtype=torch.float32, device="cpu", quantize_embedding=False)
+    return layerwise_quantize(model, layers, name_blacklist=["lm_head"]).eval()
+
+
+def choose(base: nn.Module, tokens: Tensor, algorithm: str, whole: bool) -> None:
+    """Choose the weights of all layers of the blocks."""
+    from brevitas_examples.llm.llm_quant import gpxq
+
+    gpxq.send_to_device = lambda tensors, device: tensors  # it asks for CUDA
+    apply = gpxq.apply_gptq if algorithm == "gptq" else gpxq.apply_qronos
+    apply(base, [{"input_ids": tokens, "use_cache": False}], act_order=True, block_name=None if whole else "layers")
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("model", type=Path, metavar="FOLDER", help="of the model")
+    p.add_argument("calibration", type=Path, help="a text to calibrate with")
+    p.add_argument("test", type=Path, help="a text to measure perplexity on")
+    p.add_argument("--gguf", metavar="NAME", help="the file in FOLDER, if it is one of that kind")
+    p.add_argument("--bits", type=int, default=2, help="of a weight (default: 2)")
+    p.add_argument("--group-size", type=int, default=64, help="weights that share a scale (default: 64)")
+    p.add_argument("--algorithm", choices=["gptq", "qronos"], default="gptq")
+    p.add_argument("--scales", choices=["mse", "stats", "hqo"], default="mse", help="how they are found (default: mse)")
+    p.add_argument("--whole", action="store_true", help="forwards of the whole network for every layer")
+    p.add_argument("--windows", type=int, nargs=2, default=[64, 64], help="to calibrate with, to test on")
+    given = p.parse_args()
+
+    model, tokenizer = load(given.model, given.gguf)
+    calibration = windows(tokenizer, given.calibration, given.windows[0])
+    test = windows(tokenizer, given.test, given.windows[1])
+    began = time.perf_counter()
+    with torch.no_grad():
+        model = quantized(model, given.bits, given.group_size, given.scales)
+        model.model(calibration[0], use_cache=False)  # finds the scales
+        choose(model.model, torch.cat(calibration), given.algorithm, given.whole)
+        minutes = (time.perf_counter() - began) / 60
+        found = perplexity(model, test)
+    title = f"brevitas {given.algorithm}, {given.bits} bits, scales by {given.scales}{', whole' * given.whole}"
+    print(f"{title}: perplexity {found:.3f}, {minutes:.1f} minutes")
+
+
+if __name__ == "__main__":
+    main()

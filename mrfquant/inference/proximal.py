@@ -1,0 +1,121 @@
+"""The solvers that differ by their projection: PMF (softmax), PGD (sparsemax), PICM (hardmax) and mirror descent.
+
+Each passes on every argument of `ProjectedInference`, so that none is left for gin to fill in with that one's.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mrfquant.config.settings import configurable
+from mrfquant.energies import Energy
+from mrfquant.inference.base import OptimizerRecipe
+from mrfquant.inference.entropies import Entropy
+from mrfquant.inference.projected import DefaultAnnealing, ProjectedInference
+from mrfquant.labelling import Block, Labelling
+from mrfquant.projections import Hardmax, Jacobian, Softmax, Sparsemax
+from mrfquant.schedules import Constant, Schedule
+
+CLIPPED = 0.5  # spacing on the line of variables that are kept in the simplex
+
+
+@configurable(supplied=["labelling", "optimizer"])
+class ProximalMeanField(ProjectedInference):
+    """PMF: the softmax projection with annealed beta (Algorithm 1, Theorem 3.1).
+
+    Args:
+        beta: as of `ProjectedInference` by default.
+        jacobian: of softmax, see `mrfquant.projections.Softmax`.
+        auxiliary: keep auxiliary variables (Algorithm 1), or update u itself by Theorem 3.1.
+        entropy: factorised by default, which makes the projection softmax.
+    """
+
+    method = "PMF"
+
+    def __init__(
+        self,
+        labelling: Labelling,
+        optimizer: OptimizerRecipe,
+        beta: Schedule | None = None,
+        energy: Energy | None = None,
+        jacobian: Jacobian = "reference",
+        auxiliary: bool = True,
+        entropy: Entropy | None = None,
+    ) -> None:
+        beta = beta or DefaultAnnealing(1.02, 1e3 if auxiliary else 10.0)
+        super().__init__(labelling, optimizer, Softmax(jacobian), beta, energy, auxiliary, entropy)
+        if not auxiliary:
+            self.method = "PMF without auxiliary"
+
+
+@configurable(supplied=["labelling", "optimizer"])
+class SparsemaxPGD(ProjectedInference):
+    """PGD: the Euclidean projection, sparsemax, with annealed beta."""
+
+    method = "PGD"
+
+    def __init__(
+        self,
+        labelling: Labelling,
+        optimizer: OptimizerRecipe,
+        beta: Schedule | None = None,
+        energy: Energy | None = None,
+        auxiliary: bool = True,
+    ) -> None:
+        beta = beta or DefaultAnnealing(1.01, 1e3 if auxiliary else 1.2)
+        super().__init__(labelling, optimizer, Sparsemax(), beta, energy, auxiliary, None)
+
+
+@configurable(supplied=["labelling", "optimizer"])
+class ProximalICM(ProjectedInference):
+    """PICM: the hardmax projection, PMF's limit for large beta; for the levels -1, 1 it is BinaryConnect (Prop. 3.1).
+
+    Args:
+        clip: keep the auxiliary variables in the simplex, as BinaryConnect keeps its latent weights within the levels
+            (appendix B); without it, variables whose label leads by more than 1 get no gradient any more.
+    """
+
+    method = "PICM"
+    relaxed = False
+    by_weight = True
+
+    def __init__(
+        self, labelling: Labelling, optimizer: OptimizerRecipe, energy: Energy | None = None, clip: bool = True
+    ) -> None:
+        self.clip, self._nearest = clip, Sparsemax()
+        super().__init__(labelling, optimizer, Hardmax(), Constant(1.0), energy, True, None)
+
+    def spacing(self, block: Block, start: str, beta: float) -> float:
+        return CLIPPED
+
+    def project(self, block: Block, x: Tensor) -> None:
+        if self.clip and block.number not in self._planes:
+            reach = CLIPPED * (block.d - 1)
+            x.clamp_(-reach, reach)
+        elif self.clip:
+            self._nearest.planes(x, 1.0, out=x)
+        super().project(block, x)
+
+
+@configurable(supplied=["labelling", "optimizer"])
+class MirrorDescent(ProjectedInference):
+    """MD: the dual form of mirror descent, ũ <- ũ - eta g, u = softmax(beta ũ) (Ajanthan et al., 2021, MD-tanh-S).
+
+    The dual variables are stored and never computed back from u, which is what keeps it stable at large beta.
+    """
+
+    method = "MD"
+
+    def __init__(
+        self,
+        labelling: Labelling,
+        optimizer: OptimizerRecipe,
+        beta: Schedule | None = None,
+        energy: Energy | None = None,
+    ) -> None:
+        projection = Softmax("straight_through")
+        super().__init__(labelling, optimizer, projection, beta or DefaultAnnealing(1.02, 1e4), energy, True, None)
+
+    @property
+    def product_beta(self) -> float:
+        return 1.0  # the mirror map's gradient is that of E with respect to u: beta enters the projection only
