@@ -26,7 +26,8 @@ from mrfquant.inference.one_pass import rule_of
 from mrfquant.inference.ternary import EVEN, TernaryMeans
 from mrfquant.kernels import dispatch
 from mrfquant.labelling import Block, Labelling
-from mrfquant.projections import PART, Line, Projection, Softmax
+from mrfquant.projections import Line, Projection, Softmax
+from mrfquant.projections.line import PART
 from mrfquant.schedules import Geometric, GeometricTo, Schedule
 
 REACH = 0.2  # of a line, for random variables at beta 1: as far as steps move them within a run, for any levels
