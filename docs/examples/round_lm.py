@@ -5,9 +5,8 @@
 
 FOLDER has a causal model of transformers (pip install mrfquant[language]); of a GGUF file in it, the dequantized
 weights are the float network. It calibrates on 64 windows of 512 tokens of the first text and prints the perplexity of
-the first 32,768 tokens of the second one. Embeddings, the head and the norms stay in float. Blocks are rounded one
-after the other, with a line for every layer; `--folder` keeps their answers, and the same command goes on from there
-after it was killed. The second form reads what the first one wrote.
+the first 32,768 tokens of the second one. Embeddings, head and norms stay in float. `--folder` keeps the answers of all
+layers, and the same command goes on from there after it was killed. The second form reads what the first one wrote.
 
 Expected output for SmolLM2-135M with --zero-point --windows 16 64, after a line for each of 210 layers and the report:
 
@@ -51,18 +50,24 @@ def perplexity(model: nn.Module, texts: list[Tensor]) -> float:
     return math.exp(torch.stack(losses).mean())
 
 
-def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser(text: str) -> argparse.ArgumentParser:
+    """The arguments of every way to round a model."""
+    p = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model", type=Path, metavar="FOLDER", help="of the model")
     p.add_argument("calibration", type=Path, help="a text to calibrate with")
     p.add_argument("test", type=Path, help="a text to measure perplexity on")
     p.add_argument("--gguf", metavar="NAME", help="the file in FOLDER, if it is one of that kind")
     p.add_argument("--bits", type=int, default=2, help="of a weight (default: 2)")
     p.add_argument("--group-size", type=int, default=64, help="weights that share a scale (default: 64)")
+    p.add_argument("--windows", type=int, nargs=2, default=[64, 64], help="to calibrate with, to test on")
+    return p
+
+
+def main() -> None:
+    p = parser(__doc__)
     p.add_argument("--zero-point", action="store_true", help="fit an offset for every group, too")
     p.add_argument("--solver", default="icm", help="nearest, gptq, icm, mean_field or tree (default: icm)")
     p.add_argument("--targets", default="float", choices=["float", "own"], help="see mq.round_network")
-    p.add_argument("--windows", type=int, nargs=2, default=[64, 64], help="to calibrate with, to test on")
     p.add_argument("--folder", type=Path, help="keeps answers, to go on after an interruption")
     p.add_argument("--out", type=Path, help="the file to write the packed model to")
     p.add_argument("--packed", type=Path, help="measure the model of such a file instead")

@@ -12,12 +12,10 @@ Expected output for SmolLM2-135M with --windows 16 64: a line such as
     brevitas gptq, 2 bits, scales by mse: perplexity ...
 """
 
-import argparse
 import time
-from pathlib import Path
 
 import torch
-from round_lm import load, perplexity, windows
+from round_lm import load, parser, perplexity, windows
 from torch import Tensor, nn
 
 
@@ -51,17 +49,10 @@ def choose(base: nn.Module, tokens: Tensor, algorithm: str, whole: bool) -> None
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("model", type=Path, metavar="FOLDER", help="of the model")
-    p.add_argument("calibration", type=Path, help="a text to calibrate with")
-    p.add_argument("test", type=Path, help="a text to measure perplexity on")
-    p.add_argument("--gguf", metavar="NAME", help="the file in FOLDER, if it is one of that kind")
-    p.add_argument("--bits", type=int, default=2, help="of a weight (default: 2)")
-    p.add_argument("--group-size", type=int, default=64, help="weights that share a scale (default: 64)")
+    p = parser(__doc__)
     p.add_argument("--algorithm", choices=["gptq", "qronos"], default="gptq")
     p.add_argument("--scales", choices=["mse", "stats", "hqo"], default="mse", help="how they are found (default: mse)")
     p.add_argument("--whole", action="store_true", help="forwards of the whole network for every layer")
-    p.add_argument("--windows", type=int, nargs=2, default=[64, 64], help="to calibrate with, to test on")
     given = p.parse_args()
 
     model, tokenizer = load(given.model, given.gguf)

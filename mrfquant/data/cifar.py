@@ -61,15 +61,22 @@ URL = "https://www.cs.toronto.edu/~kriz/"
 
 
 @dataset
-def cifar10(root: Path, statistics: Literal["cifar10", "imagenet"] = "cifar10") -> Images:
+def cifar10(
+    root: Path,
+    statistics: Literal["cifar10", "imagenet"] = "cifar10",
+    validation: Literal["train", "test"] = "train",
+) -> Images:
     """Photographs, 32x32, 10 classes; the first 45,000 train, the last 5,000 of the training files validate.
 
     Args:
         statistics: the mean and deviation that images are normalised by; public networks take ImageNet's.
+        validation: where its images come from. 'test' is for networks that were trained on all training images, which
+            cannot judge them any more: all 50,000 train, the first half of the test images validates, the second half
+            tests.
     """
     fetch(root, [Download(URL + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", tuple(FILES10))])
     info = CIFAR10 if statistics == "cifar10" else replace(CIFAR10, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    return _dataset(info, root, FILES10, label_ranges=[10])
+    return _dataset(info, root, FILES10, label_ranges=[10], validation=validation)
 
 
 @dataset
@@ -80,16 +87,20 @@ def cifar100(root: Path) -> Images:
 
 
 def _dataset(
-    info: DatasetInfo, root: Path, files: Mapping[str, tuple[int, str | None]], label_ranges: list[int]
+    info: DatasetInfo,
+    root: Path,
+    files: Mapping[str, tuple[int, str | None]],
+    label_ranges: list[int],
+    validation: Literal["train", "test"] = "train",
 ) -> Images:
     splits = [_read(root / name, records, md5, label_ranges) for name, (records, md5) in files.items()]
-    images = torch.cat([split.images for split in splits[:-1]])
-    labels = torch.cat([split.labels for split in splits[:-1]])
-    return info.dataset(
-        train=Split(images[:-VALIDATION], labels[:-VALIDATION]),
-        val=Split(images[-VALIDATION:], labels[-VALIDATION:]),
-        test=splits[-1],
-    )
+    given = len(splits[-1].labels)
+    held = (VALIDATION, given) if validation == "train" else (given - given // 2, given // 2)
+    sizes = [sum(len(split.labels) for split in splits) - sum(held), *held]
+    images = torch.cat([split.images for split in splits]).split(sizes)
+    labels = torch.cat([split.labels for split in splits]).split(sizes)
+    train, val, test = map(Split, images, labels)
+    return info.dataset(train=train, val=val, test=test)
 
 
 def _read(path: Path, records: int, md5: str | None, label_ranges: list[int]) -> Split:

@@ -16,8 +16,8 @@ from mrfquant.inference import Inference
 from mrfquant.labelling import weights_of
 from mrfquant.rounding.answers import Found, Journal, LayerReport
 from mrfquant.rounding.call import ROUNDABLE, plain_call
+from mrfquant.rounding.moments import Moments
 from mrfquant.rounding.network import Rounding
-from mrfquant.rounding.norm_statistics import Moments
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.replay import Forward, Replay
 from mrfquant.rounding.solvers import RoundICM, RoundMeanField

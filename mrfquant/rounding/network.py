@@ -19,7 +19,7 @@ from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling import LevelSet
 from mrfquant.rounding.answers import Found, Journal, LayerReport, fingerprint
 from mrfquant.rounding.bound import lower_bound
-from mrfquant.rounding.norm_statistics import Moments, Rows
+from mrfquant.rounding.moments import Moments, Rows
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.replay import Forward, Replay
 from mrfquant.rounding.solver_names import SOLVERS

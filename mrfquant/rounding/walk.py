@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mrfquant.errors import BadInput
 from mrfquant.labelling import LevelSet
 from mrfquant.rounding.answers import Found, Journal, LayerReport
-from mrfquant.rounding.norm_statistics import Moments, NormStatistics, pairs
+from mrfquant.rounding.moments import Moments, NormStatistics, pairs
 from mrfquant.rounding.replay import Replay
 from mrfquant.rounding.scout import Step
 from mrfquant.rounding.watch import Use, Watch

@@ -70,6 +70,13 @@ def test_cifar10_is_read_as_written(small10):
     check_pixels(dataset.test.images, [10, 11])
 
 
+def test_cifar10_may_validate_on_half_of_the_test_images(small10):
+    dataset = cifar10(small10, validation="test")
+    assert dataset.train.labels.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    check_pixels(dataset.val.images, [10])
+    check_pixels(dataset.test.images, [11])
+
+
 def test_cifar100_takes_the_fine_label(small100):
     dataset = cifar100(small100)
     assert dataset.train.labels.tolist() == [90, 91, 92, 93]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import mrfquant as mq
-from mrfquant.rounding.norm_statistics import Moments, Rows
+from mrfquant.rounding.moments import Moments, Rows
 from mrfquant.rounding.solvers import RoundGPTQ, RoundingSolver, RoundNearest
 
 
