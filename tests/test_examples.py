@@ -193,6 +193,25 @@ def test_round_lm_rounds_goes_on_and_reads_what_it_wrote(tmp_path, monkeypatch, 
     assert len(list((tmp_path / "kept").glob("model.*.safetensors"))) == 2
 
 
+@pytest.mark.parametrize("algorithm", ["gptq", "qronos"])
+def test_brevitas_chooses_levels_for_the_layers_of_the_blocks_only(algorithm, monkeypatch):
+    pytest.importorskip("brevitas_examples", reason="a peer: pip install mrfquant[language] brevitas")
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(FOLDER)
+    script = module("round_lm_brevitas")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=100, **shape)).eval()
+    head, tokens = model.lm_head.weight.clone(), torch.randint(0, 100, (4, 32))
+    with torch.no_grad():
+        model = script.quantized(model, 2, 16, "mse")
+        model.model(tokens[:1], use_cache=False)
+        script.choose(model.model, tokens, algorithm, whole=False)
+    groups = model.model.layers[1].mlp.down_proj.quant_weight().value.reshape(-1, 16)
+    assert all(len(group.unique()) <= 4 for group in groups)
+    assert torch.equal(model.lm_head.weight, head)
+
+
 def letters(text, return_tensors):
     assert return_tensors == "pt"
     return SimpleNamespace(input_ids=torch.tensor([[ord(letter) % 64 for letter in text]]))

@@ -2,14 +2,13 @@
 
     python round_resnet_brevitas.py 20 2 gptq resnet20_cifar10.safetensors
 
-Depth, bits, algorithm, weights; `pip install brevitas`. Every row has a scale and a zero point, found by mse, weights
-are chosen in the order of activations, on the first 1,024 training images, and the first and the last layer stay in
-float. Test accuracy is that of the network as it comes, and with the statistics of batch norm moved as `round_network`
-moves them.
+Depth, bits, algorithm, weights; `pip install brevitas`. Every row has a scale and a zero point, found by mse; the
+weights are chosen in the order of activations, on the first 1,024 training images; first and last layer stay in float.
 
-Expected output: two lines such as
+Expected output, the second line with statistics of batch norm moved as `round_network` moves them:
 
-    brevitas gptq, 2 bits: 88.61 %
+    brevitas gptq, 2 bits: 88.94 %
+    with relative statistics: 89.69 %
 """
 
 import itertools
@@ -60,7 +59,6 @@ def main(depth: str, bits: str, algorithm: str, weights: str) -> None:
                 chooser.model(batch)
             chooser.update()
     print(f"brevitas {algorithm}, {bits} bits: {evaluate(model, data, 'test')['top1']:.2f} %", flush=True)
-
     norms = [name for name, module in exact.named_modules() if isinstance(module, nn.BatchNorm2d)]
     for name in norms:  # in their order: each changes what reaches the next
         norm = model.get_submodule(name)
