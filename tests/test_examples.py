@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import mrfquant as mq
 from mrfquant.testing import EnergyContract, InferenceContract
 
 FOLDER = Path(__file__).parents[1] / "docs" / "examples"
@@ -195,6 +196,7 @@ def test_round_lm_rounds_goes_on_and_reads_what_it_wrote(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("algorithm", ["gptq", "qronos"])
 def test_brevitas_chooses_levels_for_the_layers_of_the_blocks_only(algorithm, monkeypatch):
+    mq.import_torchvision()  # transformers asks for it
     pytest.importorskip("brevitas_examples", reason="a peer: pip install mrfquant[language] brevitas")
     transformers = pytest.importorskip("transformers")
     monkeypatch.syspath_prepend(FOLDER)
