@@ -196,8 +196,8 @@ def test_round_lm_rounds_goes_on_and_reads_what_it_wrote(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("algorithm", ["gptq", "qronos"])
 def test_brevitas_chooses_levels_for_the_layers_of_the_blocks_only(algorithm, monkeypatch):
-    mq.import_torchvision()  # transformers asks for it
     pytest.importorskip("brevitas_examples", reason="a peer: pip install mrfquant[language] brevitas")
+    mq.import_torchvision()  # transformers asks for it
     transformers = pytest.importorskip("transformers")
     monkeypatch.syspath_prepend(FOLDER)
     script = module("round_lm_brevitas")
