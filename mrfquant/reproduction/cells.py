@@ -63,7 +63,7 @@ class Campaign:
 
     def folder(self, cell: Cell, seed: int) -> Path:
         """Where the run of a cell with a seed lives; settings beyond the configuration are part of the name."""
-        extra = "".join("-" + s.rpartition(".")[2].replace(" = ", "") for s in cell.settings)
+        extra = "".join("-" + s.partition(".")[2].replace(" = ", "") for s in cell.settings)
         return self.out / (f"{self.scale}-smoke" if self.smoke else self.scale) / f"{cell.config}{extra}-seed{seed}"
 
     def accuracies(self) -> dict[Cell, list[float]]:

@@ -207,3 +207,8 @@ def test_processes_on_one_folder_divide_its_runs(python, tmp_path):
         records = [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
         assert records == sorted(set(records))
     assert "3 runs, 3 done already" in python.run("-m", "mrfquant", "reproduce", *cells).stdout
+
+
+def test_folders_of_cells_are_named_by_their_settings(tmp_path):
+    campaign = Campaign(TABLES["rho"], 1, "paper", tmp_path)
+    assert campaign.folder(TABLES["rho"][1], 0).name == "pmf_lenet300_mnist-rho1.02-seed0"
