@@ -128,14 +128,15 @@ def bounded_network() -> Iterator[None]:
         hook.remove()
 
 
-def background(function: Callable[..., int], *arguments: Any, log: Path, threads: int) -> BaseProcess:
+def background(function: Callable[..., int], *arguments: Any, log: Path, jobs: int) -> BaseProcess:
     """Call a function in a process of its own, which Ctrl-C does not reach; it ends with the status that it returns.
 
     Args:
         function: found again by its module and name.
         log: what it prints is added there.
-        threads: that it may use.
+        jobs: how many share the threads that this process would use.
     """
+    threads = max(1, torch.get_num_threads() // jobs)
     process = get_context("spawn").Process(target=_work, args=(function, arguments, log, threads))
     process.start()
     return process

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mrfquant.compute import carry_channels_last, synchronise_batch_norm
+from mrfquant.compute import background, carry_channels_last, synchronise_batch_norm
 from mrfquant.storage.checkpoints import Checkpoints
 
 CONFIG = """
@@ -229,3 +229,20 @@ def test_images_between_convolutions_lie_channels_last_and_weights_stay():
         y.square().sum().backward()
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def print_threads() -> int:
+    print(torch.get_num_threads())
+    return 0
+
+
+def test_jobs_share_the_threads_that_the_user_allows(tmp_path):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(6)  # as OMP_NUM_THREADS=6 does
+        process = background(print_threads, log=tmp_path / "log", jobs=2)
+    finally:
+        torch.set_num_threads(before)
+    process.join()
+    assert process.exitcode == 0
+    assert (tmp_path / "log").read_text() == "3\n"

@@ -228,9 +228,8 @@ def lead(arguments: argparse.Namespace) -> int:
     study.set_user_attr("asked", asked)
     printed = {trial.number for trial in ended(study)}
     print(f"{arguments.trials} trials, {len(printed)} ended already; in {arguments.out}", flush=True)
-    threads = max(1, (os.cpu_count() or 1) // arguments.jobs)
     logs = [arguments.out / f"worker-{platform.node()}-{number}.log" for number in range(arguments.jobs)]
-    workers = [background(work, arguments, log=log, threads=threads) for log in logs]
+    workers = [background(work, arguments, log=log, jobs=arguments.jobs) for log in logs]
     try:
         while True:
             alive = [worker for worker in workers if worker.is_alive()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,12 +106,11 @@ class Campaign:
             "out": folder,
             **self.options,
         }
-        threads = max(1, (os.cpu_count() or 1) // self.jobs)
         with tempfile.NamedTemporaryFile() as log:
             with self._lock:
                 if self._stopping:
                     return Outcome(cell, seed, None, "not started")
-                process = background(run_cell, arguments, log=Path(log.name), threads=threads)
+                process = background(run_cell, arguments, log=Path(log.name), jobs=self.jobs)
                 self._running.add(process)
             process.join()
             with self._lock:
