@@ -1,9 +1,10 @@
 """The smaller network: channels that are constant, or that nothing reads, taken out with the weights around them.
 
 A channel whose incoming weights are all 0 is its bias at every pixel, and what batch norm, activations and pooling
-make of a constant is a constant. It goes into the biases of the layers that read the channel. A convolution that pads
-with zeros sees another value beside the border, so there all constants of a layer go into the weights that read one of
-them: one channel remains to carry them, and the outputs are the same at the border too.
+make of a constant is a constant; batch norm whose factor is 0 makes one of any channel. It goes into the biases of the
+layers that read the channel. A convolution that pads with zeros sees another value beside the border, so there all
+constants of a layer go into the weights that read one of them: one channel remains to carry them, and the outputs are
+the same at the border too.
 """
 
 from __future__ import annotations
@@ -77,10 +78,12 @@ class Reader:
 
     Attributes:
         layer: which has `columns` neighbouring columns for each channel. maps: what is done to a constant on the way.
+        norms: which are on the way.
     """
 
     layer: Layer
     maps: list[Map]
+    norms: list[Any]
     columns: int
 
     @property
@@ -95,6 +98,15 @@ class Reader:
         for apply in self.maps:
             values = apply(values)
         return values
+
+    def closed(self) -> Tensor:
+        """Whether a factor 0 of a norm on the way makes a constant of the channel, whatever it is: (c,)."""
+        channels = self.layer.weight.shape[1] // self.columns
+        closed = self.layer.weight.new_zeros(channels, dtype=torch.bool)
+        for norm in self.norms:
+            if norm.weight is not None:
+                closed |= norm.weight == 0
+        return closed
 
     def by_channel(self) -> Tensor:
         """The weights (outputs, channels, columns), with the pixels of a kernel as columns."""
@@ -146,7 +158,8 @@ def _shrink(route: Route) -> bool:
     """Take out what can be taken out of one layer; says whether anything was."""
     weight, bias = route.layer.weight, route.layer.bias
     unread = torch.stack([(reader.by_channel() == 0).all(2).all(0) for reader in route.readers]).all(0)
-    constant = (weight.flatten(1) == 0).all(1)
+    closed = torch.stack([reader.closed() for reader in route.readers]).all(0)
+    constant = (weight.flatten(1) == 0).all(1) | closed
     values = torch.where(constant, weight.new_zeros(len(weight)) if bias is None else bias, 0)
     at_readers = [reader.constants(values) for reader in route.readers]
     constant &= torch.stack([found.isfinite() for found in at_readers]).all(0)
@@ -182,23 +195,24 @@ def _route(modules: dict[fx.Node, Any], node: fx.Node) -> Route | None:
     if not _plain(layer):
         return None
     route = Route(layer)
-    ways: list[tuple[fx.Node, list[Map], bool, bool]]  # what comes next, what was done, whether it has pixels, had them
-    ways = [(user, [], isinstance(layer, nn.Conv2d), False) for user in node.users]
+    # What comes next, what was done and by which norms, whether it has pixels, whether it had them.
+    ways: list[tuple[fx.Node, list[Map], list[Any], bool, bool]]
+    ways = [(user, [], [], isinstance(layer, nn.Conv2d), False) for user in node.users]
     while ways:
-        node, maps, is_map, flattened = ways.pop()
+        node, maps, norms, is_map, flattened = ways.pop()
         module: Any = modules.get(node)
         if _plain(module):
             columns = module.weight.shape[1] // len(layer.weight)
             fits = isinstance(module, nn.Conv2d) if is_map else isinstance(module, nn.Linear)
             if not fits or (columns != 1 and not flattened) or columns * len(layer.weight) != module.weight.shape[1]:
                 return None
-            route.readers.append(Reader(module, maps, columns))
+            route.readers.append(Reader(module, maps, norms, columns))
             continue
         if type(module) in NORMS:
             if is_map != isinstance(module, nn.BatchNorm2d) or flattened or module.running_mean is None:
                 return None
             route.norms.append(module)
-            maps = [*maps, _normalised(module)]
+            maps, norms = [*maps, _normalised(module)], [*norms, module]
         elif (mapped := _pointwise(node, module)) is not None:
             maps = [*maps, mapped]
         elif _is_pool(node, module):
@@ -212,7 +226,7 @@ def _route(modules: dict[fx.Node, Any], node: fx.Node) -> Route | None:
             is_map = False
         else:
             return None
-        ways += [(user, maps, is_map, flattened) for user in node.users]
+        ways += [(user, maps, norms, is_map, flattened) for user in node.users]
     return route if route.readers else None
 
 

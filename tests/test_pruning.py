@@ -69,6 +69,40 @@ def test_the_smaller_network_has_the_same_outputs(name, share):
     assert size(mq.prune(pruned)) == size(pruned)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_channel_goes_whose_norm_has_the_factor_0(name):
+    build, shape = NETWORKS[name]
+    model = lived_in(build())
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+                module.weight = nn.Parameter(torch.randn_like(module.running_mean))
+                module.weight[torch.rand_like(module.weight) < 0.5] = 0
+    pruned = mq.prune(model)
+    check_same(model, pruned, shape)
+    assert size(pruned) < size(model) * (0.85 if name.endswith("ResNet") else 0.6)
+
+
+def test_a_channel_that_another_layer_reads_without_the_norm_stays():
+    class Fork(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm = nn.Linear(5, 4), nn.BatchNorm1d(4)
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.a(self.norm(x)) + self.b(x)
+
+    model = lived_in(Fork())
+    with torch.no_grad():
+        model.norm.weight[:2] = 0
+        model.b.weight[:, 1:] = 0
+    pruned = mq.prune(model)
+    check_same(model, pruned, (6, 5))
+    assert pruned.first.out_features == 4  # 0 is read by b, 2 and 3 by a, 1 by a as a constant, which b has no use for
+
+
 def test_every_layer_of_a_chain_has_the_channels_that_are_left():
     model = lived_in(LeNet5((1, 28, 28), 10, width=0.5))
     first, second, hidden, _ = layers_of(model)
