@@ -70,7 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
 def histogram(network: PackedNetwork) -> list[Row]:
     """How often each label occurs, for every packed parameter."""
     rows = []
-    for name, p in network.parameters.items():
+    tied = network.tied()
+    for name, p in ((name, p) for name, p in network.parameters.items() if name not in tied):
         counts = p.labels().flatten().int().bincount(minlength=len(p.levels)).tolist()
         rows.append(Row(name, p, [count / max(1, p.numel) for count in counts]))
     return rows
@@ -92,9 +93,13 @@ def table(rows: list[Row], network: PackedNetwork) -> str:
                 f"{p.nbytes:,}",
             ]
         )
+    tied = network.tied()
     for name, tensor in network.floats.items():
-        shape = "x".join(map(str, tensor.shape)) or "1"
-        lines.append([printable(name), shape, "float", f"{8 * tensor.element_size()}", "", "", f"{tensor.nbytes:,}"])
+        if name not in tied:
+            shape = "x".join(map(str, tensor.shape)) or "1"
+            bits = f"{8 * tensor.element_size()}"
+            lines.append([printable(name), shape, "float", bits, "", "", f"{tensor.nbytes:,}"])
+    lines += [[printable(name), f"is {printable(other)}", *[""] * 5] for name, other in tied.items()]
     return aligned(lines)
 
 

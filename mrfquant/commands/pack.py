@@ -113,9 +113,11 @@ def pack_run(path: Path, encoding: Encoding = "bits", imports: Sequence[str] = (
 
 def account(network: PackedNetwork, size: int, compressed: bool = False) -> list[str]:
     """What a file of `size` bytes consists of, line by line."""
-    weights = sum(p.numel for p in network.parameters.values())
-    labels = sum(p.nbytes - len(p.data) + len(p.stored(compressed)) for p in network.parameters.values())
-    floats = {name: t.numel() * t.element_size() for name, t in network.floats.items()}
+    tied = network.tied()
+    packed = [p for name, p in network.parameters.items() if name not in tied]
+    weights = sum(p.numel for p in packed)
+    labels = sum(p.nbytes - len(p.data) + len(p.stored(compressed)) for p in packed)
+    floats = {name: t.nbytes for name, t in network.floats.items() if name not in tied}
     statistics = sum(n for name, n in floats.items() if _is_statistic(name))
     free = {name: n for name, n in floats.items() if not _is_statistic(name)}
     rest = size - statistics

@@ -26,11 +26,11 @@ from mrfquant.storage.files import atomic
 from mrfquant.text import printable
 
 FORMAT, VERSION = "mrfquant", "1"
-WITH_ZEROS, COMPRESSED = "2", "3"  # a reader that knows no zero points, or no compression, refuses a file that has them
+WITH_ZEROS, COMPRESSED, TIED = "2", "3", "4"  # a reader that does not know of such things refuses a file that has them
 DEFLATED = "+zlib"  # after the encoding of labels
 SCALE, ZERO = ":scale", ":zero"  # after the name of the parameter that they belong to
 FLOATS = (torch.float32, torch.int64)  # of what is not packed: parameters left free, batch-norm statistics and counts
-KEYS = ("format", "network", "images", "blocks", "origin", "sha256")
+KEYS = {"format", "network", "images", "blocks", "origin", "sha256"}
 
 
 @dataclass
@@ -62,24 +62,36 @@ class PackedNetwork:
         """The network's state with its weights as float32."""
         return {name: p.values() for name, p in self.parameters.items()} | self.floats
 
+    def tied(self) -> dict[str, str]:
+        """The names of what another name has already, and that name: a file holds it once."""
+        first: dict[Any, str] = {}
+        held: dict[str, Any] = {name: id(p) for name, p in self.parameters.items()}
+        held |= {name: (t.data_ptr(), t.shape, t.dtype) for name, t in self.floats.items() if t.numel()}
+        return {name: other for name, what in held.items() if (other := first.setdefault(what, name)) != name}
+
     def write(self, path: str | os.PathLike[str], compress: bool = False) -> int:
         """Write the file, whole or not at all; returns its size in bytes.
 
         Args:
             compress: deflate the labels, which pays where some are much rarer than others.
         """
-        version = WITH_ZEROS if any(p.zero is not None for p in self.parameters.values()) else VERSION
+        tied = self.tied()
+        parameters = {name: p for name, p in self.parameters.items() if name not in tied}
+        version = WITH_ZEROS if any(p.zero is not None for p in parameters.values()) else VERSION
         version = COMPRESSED if compress else version
         metadata = {
-            "format": f"{FORMAT} {version}",
+            "format": f"{FORMAT} {TIED if tied else version}",
             "network": _json([self.name, self.arguments]),
             "images": _json(self.images),
-            "blocks": _json(self._blocks(DEFLATED if compress else "")),
+            "blocks": _json(_blocks(parameters, DEFLATED if compress else "")),
             "origin": _json(self.origin),
         }
-        tensors = {name: p.stored(compress) for name, p in self.parameters.items()} | self.floats
-        tensors |= {name + SCALE: p.scale for name, p in self.parameters.items() if p.scale is not None}
-        tensors |= {name + ZERO: p.zero for name, p in self.parameters.items() if p.zero is not None}
+        if tied:
+            metadata["tied"] = _json(tied)
+        tensors = {name: p.stored(compress) for name, p in parameters.items()}
+        tensors |= {name: t for name, t in self.floats.items() if name not in tied}
+        tensors |= {name + SCALE: p.scale for name, p in parameters.items() if p.scale is not None}
+        tensors |= {name + ZERO: p.zero for name, p in parameters.items() if p.zero is not None}
         tensors = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}  # no two share memory
         metadata["sha256"] = _checksum(metadata, tensors)
         data = save(tensors, metadata)
@@ -107,6 +119,11 @@ class PackedNetwork:
         for levels, encoding, shapes, *group_size in json.loads(metadata["blocks"]):
             for parameter, shape in shapes.items():
                 parameters[parameter] = _parameter(parameter, levels, encoding, shape, group_size, left)
+        for alias, tied in json.loads(metadata.get("tied", "{}")).items():
+            if alias in parameters or alias in left or (tied not in parameters and tied not in left):
+                raise BadInput(f"{alias} is said to be the same as {str(tied)[:60]}, which cannot be")
+            parameters |= {alias: parameters[tied]} if tied in parameters else {}
+            left |= {alias: left[tied]} if tied in left else {}
         for tensor, value in left.items():
             if value.dtype not in FLOATS:
                 raise BadInput(f"the tensor {tensor} is {value.dtype}, expected float32 or int64")
@@ -118,15 +135,16 @@ class PackedNetwork:
             raise ValueError
         return cls(name, arguments, images, parameters, left, origin)
 
-    def _blocks(self, after: str) -> list[list[Any]]:
-        """Parameters by levels, encoding and group size: [levels, encoding, {name: shape}], and the size if any."""
-        blocks: dict[tuple[tuple[float, ...], str, int | None], dict[str, list[int]]] = {}
-        for name, p in self.parameters.items():
-            blocks.setdefault((p.levels, p.encoding, p.group_size), {})[name] = list(p.shape)
-        return [
-            [[_short(q) for q in levels], encoding + after, shapes, *([] if group_size is None else [group_size])]
-            for (levels, encoding, group_size), shapes in blocks.items()
-        ]
+
+def _blocks(parameters: dict[str, PackedParameter], after: str) -> list[list[Any]]:
+    """Parameters by levels, encoding and group size: [levels, encoding, {name: shape}], and the size if any."""
+    blocks: dict[tuple[tuple[float, ...], str, int | None], dict[str, list[int]]] = {}
+    for name, p in parameters.items():
+        blocks.setdefault((p.levels, p.encoding, p.group_size), {})[name] = list(p.shape)
+    return [
+        [[_short(q) for q in levels], encoding + after, shapes, *([] if group_size is None else [group_size])]
+        for (levels, encoding, group_size), shapes in blocks.items()
+    ]
 
 
 def _parameter(
@@ -174,17 +192,17 @@ def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             kind, _, version = metadata.get("format", "").partition(" ")
             if kind != FORMAT:
                 raise BadInput(f"{path} is a safetensors file of another kind: give one written by mrfquant pack")
-            if version not in (VERSION, WITH_ZEROS, COMPRESSED):
+            if version not in (VERSION, WITH_ZEROS, COMPRESSED, TIED):
                 raise BadInput(
                     f"{path} has version {version[:20]!r} of the format, this program reads {VERSION!r} to "
-                    f"{COMPRESSED!r}: use another release, or pack the run again"
+                    f"{TIED!r}: use another release, or pack the run again"
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except BadInput:
         raise
     except (SafetensorError, UnicodeDecodeError, ValueError, OSError, TypeError) as error:
         raise BadInput(f"{path} is not a whole safetensors file ({str(error)[:80]}): copy or pack it again") from None
-    if set(metadata) != set(KEYS) or _checksum(metadata, tensors) != metadata["sha256"]:
+    if metadata.keys() - {"tied"} != KEYS or _checksum(metadata, tensors) != metadata["sha256"]:
         raise BadInput(f"{path} was altered or damaged, its checksum is wrong: copy or pack it again")
     return metadata, tensors
 

@@ -142,7 +142,9 @@ def pack_weights(
     for name, p in model.named_parameters(remove_duplicate=False):  # a weight under several names
         if id(p) in labelled:
             parameters[name] = parameters[labelled[id(p)]]
-    floats = {n: _storable(n, t) for n, t in state.items() if n not in parameters and not n.endswith(COUNTER)}
+    left = {n: t for n, t in state.items() if n not in parameters and not n.endswith(COUNTER)}
+    once = {(t.data_ptr(), t.shape, t.dtype): _storable(n, t) for n, t in left.items()}
+    floats = {n: once[t.data_ptr(), t.shape, t.dtype] for n, t in left.items()}
     arguments = getattr(model, "arguments", {})
     return PackedNetwork(type(model).__name__, arguments, {"mean": [], "std": [], "classes": []}, parameters, floats)
 

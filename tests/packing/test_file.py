@@ -7,6 +7,7 @@ import struct
 import gin
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save
 
 import mrfquant
@@ -190,6 +191,10 @@ def blocks(levels=(-1, 1), encoding="bits", more=(), **shapes):
         ({"blocks": blocks(more=["4"], layers__0__bias=[4])}, "has a group size that is none"),
         ({"blocks": blocks(more=[4, 4], layers__0__bias=[4])}, "has a group size that is none"),
         ({"blocks": blocks(more=[2], layers__0__bias=[4])}, "has a group size and no scale"),
+        ({"tied": "[]"}, "its metadata is not what version 1 has"),
+        ({"tied": '{"a": ["layers.1.weight"]}'}, "its metadata is not what version 1 has"),
+        ({"tied": '{"a": "nothing"}'}, "a is said to be the same as nothing, which cannot be"),
+        ({"tied": '{"layers.1.weight": "layers.1.weight"}'}, "which cannot be"),
         ({"images": '{"mean": [0], "std": [0]}'}, "its metadata is not what version 1 has"),
     ],
 )
@@ -300,8 +305,14 @@ def test_other_types_and_shared_weights(tmp_path):
 
     network, state = packed(Tied().bfloat16(), scale=0.5, exclude=["*.bias"])
     assert {"a.weight", "b.weight"} == set(network.parameters)
-    network.write(tmp_path / "m")
+    size = network.write(tmp_path / "m")
     loaded = mrfquant.load(tmp_path / "m", Tied())
     assert all(torch.equal(t, state[name].float()) for name, t in loaded.state_dict().items())
+    with safe_open(tmp_path / "m", framework="pt") as file:
+        assert set(file.keys()) == {"a.weight", "a.weight:scale", "a.bias"}  # each once
+        assert json.loads(file.metadata()["tied"]) == {"b.weight": "a.weight", "b.bias": "a.bias"}
+    again = loaded.packed_network
+    assert set(again.parameters) | set(again.floats) == set(state)
+    assert again.write(tmp_path / "again") == size
     with pytest.raises(BadInput, match=r"is torch.float64: files hold float32 and int64, convert the network first"):
         packed(Tied().double())
