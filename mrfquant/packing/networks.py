@@ -16,7 +16,7 @@ from mrfquant.errors import BadInput
 from mrfquant.models import NETWORKS
 from mrfquant.packing.bits import Encoding
 from mrfquant.packing.file import FLOATS, PackedNetwork
-from mrfquant.packing.parameter import PackedParameter, in_columns
+from mrfquant.packing.parameter import PackedParameter, in_columns, under_all_names
 
 COUNTER = "num_batches_tracked"  # of batch norm: training needs it, a packed network does not
 
@@ -138,10 +138,7 @@ def pack_weights(
             parameters[name] = PackedParameter.of(weights, values, form, scale, group_size, precision, zero)
         except BadInput as error:
             raise BadInput(f"{name}: {error}; only what is exactly on its levels can be packed") from None
-    labelled = {id(p): name for name, p in model.named_parameters() if name in parameters}
-    for name, p in model.named_parameters(remove_duplicate=False):  # a weight under several names
-        if id(p) in labelled:
-            parameters[name] = parameters[labelled[id(p)]]
+    parameters = under_all_names(model, parameters)
     left = {n: t for n, t in state.items() if n not in parameters and not n.endswith(COUNTER)}
     once = {(t.data_ptr(), t.shape, t.dtype): _storable(n, t) for n, t in left.items()}
     floats = {n: once[t.data_ptr(), t.shape, t.dtype] for n, t in left.items()}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 from mrfquant.packing.activations import in_eight_bits
-from mrfquant.packing.parameter import PackedParameter
+from mrfquant.packing.parameter import PackedParameter, under_all_names
 from mrfquant.packing.unpack_nodes import append_unpacked, initializer
 from mrfquant.storage.files import atomic
 
@@ -78,6 +78,7 @@ def to_onnx(
     import onnx_ir
     from onnx_ir.passes import common
 
+    packed = under_all_names(model, packed)
     exported = _plain(_in_float(model, packed), tuple(inputs), dict(keywords or {}), names, dynamic_shapes)
     if calibration is not None:
         arguments = [str(value.name) for value in exported.graph.inputs]

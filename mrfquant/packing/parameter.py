@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
 from mrfquant.packing.bits import Encoding, deflated, pack, packed_size, unpack
@@ -118,3 +119,10 @@ def _spread(scale: Tensor | None, shape: tuple[int, ...], group_size: int | None
     if group_size is None:
         return scale.cpu().view(-1, *[1] * (len(shape) - 1))
     return in_columns(scale.cpu(), group_size, math.prod(shape[1:])).reshape(shape)
+
+
+def under_all_names(model: nn.Module, packed: Mapping[str, PackedParameter]) -> dict[str, PackedParameter]:
+    """Packed parameters of a network, those that have several names in it under each of them."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    known = {id(named[name]): parameter for name, parameter in packed.items() if name in named}
+    return {**packed, **{name: known[id(p)] for name, p in named.items() if id(p) in known}}
