@@ -104,10 +104,19 @@ class _Annealed(Schedule):
 
 @configurable
 class GeometricTo(_Annealed):
-    """Grows by the same factor at every iteration."""
+    """Grows by the same factor at every iteration, or by factors that grow themselves.
+
+    Args:
+        end: the value in the end. start: at the start.
+        power: of the share of the run that is done: at 2, a quarter of the growth comes in the first half of the run.
+    """
+
+    def __init__(self, end: Positive = 1e4, start: Positive = 1.0, power: Positive = 1.0) -> None:
+        super().__init__(end, start)
+        self.power = power
 
     def between(self, done: float) -> float:
-        return self.start * (self.end / self.start) ** done
+        return self.start * (self.end / self.start) ** done**self.power
 
 
 @configurable
