@@ -107,7 +107,8 @@ class GeometricTo(_Annealed):
     """Grows by the same factor at every iteration, or by factors that grow themselves.
 
     Args:
-        end: the value in the end. start: at the start.
+        end: the value in the end.
+        start: the value at the start.
         power: of the share of the run that is done: at 2, a quarter of the growth comes in the first half of the run.
     """
 
