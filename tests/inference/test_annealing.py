@@ -72,8 +72,8 @@ def test_linear_grows_by_equal_amounts_geometric_by_equal_factors():
     linear = [LinearTo(start=2.0, end=10.0)(k, 8) for k in range(9)]
     assert linear == pytest.approx([2, 3, 4, 5, 6, 7, 8, 9, 10])
     geometric = [GeometricTo(start=1.0, end=256.0)(k, 8) for k in range(9)]
-    assert [GeometricTo(256.0, power=3.0)(k, 2) for k in range(3)] == [1, 2, 256]
     assert geometric == pytest.approx([1, 2, 4, 8, 16, 32, 64, 128, 256])
+    assert [GeometricTo(256.0, power=3.0)(k, 2) for k in range(3)] == [1, 2, 256]
 
 
 def test_cosine_is_symmetric_about_its_middle_and_flat_at_both_ends():
