@@ -24,6 +24,7 @@ from .inference import (
     LatentInference as LatentInference,
     ProjectedInference as ProjectedInference,
     ByShape as ByShape,
+    Lookahead as Lookahead,
 )
 
 # models of the loss, and the distribution that u stands for

@@ -49,7 +49,7 @@ class AsOptimizer(torch.optim.Optimizer, ABC):
                 f"Labelling.shard needs an optimizer that treats each weight by itself, "
                 f"{type(self.optimizer).__name__} may not: take one of {', '.join(c.__name__ for c in BY_WEIGHT)}"
             )
-        if isinstance(self.optimizer, Together) and not apart:
+        if isinstance(self.optimizer, Together) and len(self.optimizer.parts) > 1 and not apart:
             raise BadInput("ByShape has to know that it drives a solver: hand it over itself, not within a function")
         if labelling.learned is not None:  # a group of their own: decay would draw scales to 1
             self.optimizer.add_param_group({"params": [labelling.learned.log]})

@@ -191,7 +191,12 @@ def test_the_proximal_step_of_a_group_has_its_rate():
         mq.ProxQuant(mq.Labelling(network(), [-1, 1]), mq.ByShape(SGD, functools.partial(torch.optim.SGD, lr=0.1)))
 
 
-RECIPES = {"one optimizer": ADAMW, "by shape": mq.ByShape(SGD, ADAMW)}
+RECIPES = {
+    "one optimizer": ADAMW,
+    "by shape": mq.ByShape(SGD, ADAMW),
+    "lookahead": mq.Lookahead(ADAMW, every=2),
+    "lookahead by shape": mq.Lookahead(mq.ByShape(SGD, ADAMW), every=3),
+}
 
 
 @every_level_set
@@ -325,6 +330,28 @@ def test_two_optimizers_from_gin(tmp_path):
     )
     experiment = Experiment(device=torch.device("cpu"), data_root=tmp_path)
     assert [group["lr"] for group in experiment.inference.param_groups] == [0.25, 0.001]
+
+
+# --- averages over time
+
+
+def test_lookahead_is_its_closed_form():
+    x = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    x.grad = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    optimizer = mq.Lookahead(functools.partial(torch.optim.SGD, lr=0.1), every=4, share=0.25)([x])
+    start, step = x.clone(), 0.1 * x.grad
+    for taken in range(1, 11):
+        optimizer.step()
+        # Four steps count as one, those since the last average in full.
+        torch.testing.assert_close(x, start - step * (taken // 4 + taken % 4))
+
+
+def test_a_lookahead_that_goes_all_the_way_is_none():
+    model, averaged = make(recipe=mq.Lookahead(ADAMW, every=2, share=1.0), learn_scale=True)
+    other, plain = make(recipe=ADAMW, learn_scale=True)
+    train(model, averaged)
+    train(other, plain)
+    assert_same(model, other)
 
 
 @needs_muon
