@@ -44,12 +44,14 @@ class Distillation(Objective):
         self.teacher = copy.deepcopy(model).eval().requires_grad_(False)
 
     def training_loss(self, outputs: Tensor, targets: Tensor, inputs: Any) -> Tensor:
+        own = self.judge.training_loss(outputs, targets, inputs)
+        if not self.share:  # the teacher has no say
+            return own
         assert self.teacher is not None, "attach it first"
         with torch.no_grad():
             taught = outputs_of(self.teacher, inputs).float() / self.softness
         logs = (outputs.float() / self.softness).log_softmax(-1).flatten(0, -2)
         divergence = functional.kl_div(logs, taught.softmax(-1).flatten(0, -2), reduction="batchmean")
-        own = self.judge.training_loss(outputs, targets, inputs)
         return (1 - self.share) * own + self.share * self.softness**2 * divergence
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

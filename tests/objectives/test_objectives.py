@@ -52,6 +52,12 @@ def test_distillation_mixes_the_loss_with_the_divergence_from_the_network_as_it_
     torch.testing.assert_close(again.teacher(x), before)
 
 
+def test_distillation_with_no_share_asks_no_teacher():
+    objective, outputs, y = Distillation(share=0.0), torch.randn(8, 3), torch.randint(3, (8,))
+    objective.attach(torch.nn.Module())  # has no forward
+    assert torch.equal(objective.training_loss(outputs, y, None), torch.nn.functional.cross_entropy(outputs, y))
+
+
 def test_next_token_is_the_mean_over_all_places_and_its_exponential():
     outputs, targets = torch.randn(3, 4, 5), torch.randint(5, (3, 4))
     logs = outputs.log_softmax(2)
