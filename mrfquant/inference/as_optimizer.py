@@ -138,7 +138,10 @@ class AsOptimizer(torch.optim.Optimizer, ABC):
 
     def load_settings(self, state: dict[str, Any]) -> None:
         """Load the inner optimizer's state, and take its settings over."""
-        self.optimizer.load_state_dict(self._mapped(state, Driven.cut) if self.labelling.sharded else state)
+        try:
+            self.optimizer.load_state_dict(self._mapped(state, Driven.cut) if self.labelling.sharded else state)
+        except (KeyError, ValueError):
+            raise BadInput("the saved state does not fit: it is of another optimizer, or of other groups") from None
         self._take_settings()
         self._guard()
 

@@ -48,6 +48,8 @@ class Together(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from the state of the same ones."""
+        if state_dict.keys() != self.state_dict().keys():
+            raise ValueError(f"a state with {sorted(state_dict)}, expected {sorted(self.state_dict())}")
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
         self._join()

@@ -28,11 +28,13 @@ class Objective(ABC):
         metrics: the figures that evaluation reports; the first of them chooses the best network.
         scores: those that `score` gives.
         temperature: what the loss divides the network's outputs by, for energies that look at its curvature.
+        taught: whether the network as the run starts it is a part of the loss, and has to be a trained one.
     """
 
     metrics: tuple[Metric, ...]
     scores: tuple[Metric, ...]
     temperature: float = 1.0
+    taught: bool = False
 
     @property
     def chooses(self) -> Metric:

@@ -34,6 +34,7 @@ class Distillation(Objective):
         self._judge = objective or CrossEntropy()
         self.share, self.softness = share, softness
         self.metrics, self.scores, self.temperature = self.judge.metrics, self.judge.scores, self.judge.temperature
+        self.taught = share > 0
         self.teacher: nn.Module | None = None
 
     @property
@@ -45,7 +46,7 @@ class Distillation(Objective):
 
     def training_loss(self, outputs: Tensor, targets: Tensor, inputs: Any) -> Tensor:
         own = self.judge.training_loss(outputs, targets, inputs)
-        if not self.share:  # the teacher has no say
+        if not self.taught:
             return own
         assert self.teacher is not None, "attach it first"
         with torch.no_grad():

@@ -90,6 +90,7 @@ class Experiment:
             load_weights(self.model, read_weights(Path(weights)), Path(weights))
         if channels_last:
             carry_channels_last(self.model)
+        self.started_from = weights
         self.objective.attach(self.model)
         if self.team.world_size > 1:
             self.model = synchronise_batch_norm(self.model, device)
@@ -99,6 +100,15 @@ class Experiment:
         )
         check_memory(4 * 2 * variables, device, f"a labelling of {variables:,} variables")  # these, and the optimizer's
         self.inference: Inference = _built("inference", inference(self.labelling, _with_clear_errors(optimizer)))
+
+    def check_teacher(self) -> None:
+        """Refuse to start a run that would learn from a random network."""
+        if self.objective.taught and self.started_from is None and not self.smoke:
+            raise BadInput(
+                f"{type(self.objective).__name__} teaches by the network that the run starts from, and that would be a "
+                "random one: give trained weights with --weights FILE, or ask for no teacher (Distillation.share = 0.0)",
+                binding="Experiment.objective",
+            )
 
     def trainer(self) -> Trainer:
         """The loop over these parts, with the settings that gin has for it."""

@@ -86,6 +86,8 @@ def launch(
     team, where = join_team(choose_device(device))
     with read.locate_errors():
         experiment = configured(Experiment, device=where, data_root=data_root(data), team=team)
+        if not resumed:
+            experiment.check_teacher()
         trainer = experiment.trainer()
         read.check_all_used()
     with StopRequest() as stop, ExitStack() as held:  # before there is a folder, so that nothing is left unsaid in it

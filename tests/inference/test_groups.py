@@ -3,6 +3,7 @@
 import copy
 import functools
 import io
+import itertools
 
 import gin
 import pytest
@@ -225,6 +226,15 @@ def test_a_state_of_other_groups_does_not_fit():
         for one, two in ((grouped, other), (other, grouped)):
             with pytest.raises(mq.BadInput, match="does not fit"):
                 one.load_state_dict(two.state_dict())
+
+
+@pytest.mark.parametrize(("one", "two"), list(itertools.permutations(RECIPES, 2)))
+def test_a_state_of_another_optimizer_does_not_fit(one, two):
+    model, solver = make(recipe=RECIPES[one])
+    train(model, solver, 0, 2)
+    _, other = make(recipe=RECIPES[two])
+    with pytest.raises(mq.BadInput, match="does not fit: it is of another optimizer"):
+        other.load_state_dict(solver.state_dict())
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
