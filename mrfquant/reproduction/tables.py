@@ -44,7 +44,6 @@ RESNET20 = {  # fine-tuned from public weights
     "PMF ternary": "pmf_ternary",
     "PARQ ternary": "parq_ternary",
 }
-RESNET44 = {"STE": "ste", "PMF": "pmf"}
 RHOS = (1.01, 1.02, 1.05, 1.1, 1.2)  # the range that the paper cross-validates
 
 
@@ -97,9 +96,15 @@ TABLES: dict[str, list[Cell]] = {
         Cell("shakespeare", "gpt", column, f"{prefix}_gpt_shakespeare", metric=LOSS) for column, prefix in GPT.items()
     ],
     "resnet20": [
-        Cell("cifar10", model, column, f"{prefix}_{model}_cifar10", trained=True)
-        for model, columns in (("resnet20", RESNET20), ("resnet44", RESNET44))
-        for column, prefix in columns.items()
+        *(Cell("cifar10", "resnet20", name, f"{p}_resnet20_cifar10", trained=True) for name, p in RESNET20.items()),
+        Cell(  # the same settings on a deeper one
+            "cifar10",
+            "resnet44",
+            "PMF ternary",
+            "pmf_ternary_resnet20_cifar10",
+            ("CifarResNet.depth = 44",),
+            trained=True,
+        ),
     ],
     "two-bit": [_cell(row, "PMF 2-bit", "pmf_2bit", paper) for row, paper in TWO_BIT.items()],
     "rho": [

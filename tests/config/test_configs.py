@@ -16,9 +16,8 @@ NAMES = sorted(path.stem for path in CONFIGS.glob("*.gin"))
 MEDIUM = sorted(f"medium/{path.stem}" for path in CONFIGS.glob("medium/*_*.gin"))
 NARROW = {name: f"{part}.width = 0.05" for name, part in (("lenet300", "LeNet300"), ("lenet5", "LeNet5"))}
 NARROW |= {"vgg16": "VGG.width = 0.05", "resnet18": "ResNet.width = 0.05", "gpt": "GPT.width = 16"}
-NARROW |= {"resnet20": "CifarResNet.depth = 8", "resnet44": "CifarResNet.depth = 8"}
-NARROW["whitened"] = "WhitenedNet.widths = (8, 8, 8)"
-OF_WEIGHTS = ("gpt", "resnet20", "resnet44", "whitened")  # the others take levels everywhere, as the paper's
+NARROW |= {"resnet20": "CifarResNet.depth = 8", "whitened": "WhitenedNet.widths = (8, 8, 8)"}
+OF_WEIGHTS = ("gpt", "resnet20", "whitened")  # the others take levels everywhere, as the paper's
 CELLS = [
     *[(model, "mnist") for model in ("lenet300", "lenet5")],
     *[(model, data) for model in ("vgg16", "resnet18") for data in ("cifar10", "cifar100")],

@@ -159,7 +159,7 @@ def test_interrupted_it_saves_the_cell_and_goes_on_inside_it(python, tmp_path):
 
 
 def test_cells_that_start_from_trained_weights_ask_for_them(tmp_path, capsys):
-    arguments = ["resnet20", "--out", str(tmp_path), "--methods", "PMF"]
+    arguments = ["resnet20", "--out", str(tmp_path), "--methods", "PMF ternary"]
     assert main(arguments) == 2
     assert "resnet20, resnet44 start from trained weights: give --weights" in capsys.readouterr().err
     assert main([*arguments, "--weights", "w.pt"]) == 2
