@@ -66,6 +66,7 @@ def launch(
         Interrupted: Ctrl-C or SIGTERM came; the run is saved and can be resumed.
     """
     resumed = resume and out is not None and RunFolder(out).config.exists()
+    gone: list[str] = []
     if resumed and out is not None:
         folder = RunFolder.open(out)
         if folder.summary() is not None:
@@ -103,7 +104,8 @@ def launch(
         try:
             if team.leads:
                 folder.write_environment(where)
-                folder.write_operative(read.operative())
+                if not gone:  # or it is there, with the weights that the run started from
+                    folder.write_operative(read.operative())
                 folder.write_identity({**experiment.identity(), "iterations": trainer.iterations})
             _introduce(console.say, experiment, trainer, folder)
             if team.leads or resumed:  # the leader writes a new folder, and the others may be ahead of it

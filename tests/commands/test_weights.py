@@ -52,11 +52,13 @@ def test_a_run_is_resumed_and_packed_when_its_weights_are_gone(trained, tmp_path
 
     torch.save(state_of(trained), tmp_path / "float.pt")
     assert call(*PMF, "--weights", tmp_path / "float.pt", "--out", tmp_path / "run") == 0
-    expected = summary(tmp_path / "run")
+    expected, operative = summary(tmp_path / "run"), (tmp_path / "run" / "operative.gin").read_text()
+    assert "float.pt" in operative
     (tmp_path / "float.pt").unlink()
     (tmp_path / "run" / "summary.json").unlink()
     assert call("--resume", tmp_path / "run", "--wandb", "disabled") == 0
     assert summary(tmp_path / "run")["test_top1"] == expected["test_top1"]
+    assert (tmp_path / "run" / "operative.gin").read_text() == operative
     assert pack_run(tmp_path / "run").origin["method"] == "PMF"
 
 
