@@ -88,7 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
     total = len(cells) * arguments.seeds
     done = sum(map(len, campaign.accuracies().values()))
     print(f"{total} runs, {done} done already", flush=True)
-    _check_weights(campaign.missing(), arguments.weights)
+    if problem := _problem_with_weights(campaign.missing(), arguments.weights):
+        if done:
+            _print_table(campaign)
+        raise BadInput(problem)
     failed = elsewhere = 0
     for outcome in campaign.run():
         done, what = done + 1, f"{outcome.cell.config} {' '.join(outcome.cell.settings)} seed {outcome.seed}"
@@ -98,9 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         result = f"failed: {outcome.message}" if outcome.accuracy is None else text(outcome.accuracy)
         result = "another process is at work on it" if outcome.elsewhere else result
         print(f"[{done}/{total}] {' '.join(what.split())}: {result}", flush=True)
-    table = render(cells, campaign.accuracies())
-    data = ", STAND-IN DATA" if arguments.smoke else ""
-    print(f"\nTest {cells[0].metric.head}, {arguments.seeds} seed(s), {arguments.scale} scale{data}\n\n{table}")
+    table = _print_table(campaign)
     if elsewhere:
         print(f"\n{elsewhere} runs are done by other processes: repeat the command for the whole table")
     if arguments.markdown:
@@ -108,12 +109,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _check_weights(cells: Sequence[Cell], weights: Path | None) -> None:
-    networks = ", ".join(dict.fromkeys(cell.model for cell in cells if cell.trained))
+def _print_table(campaign: Campaign) -> str:
+    table = render(campaign.cells, campaign.accuracies())
+    what = f"Test {campaign.cells[0].metric.head}, {campaign.seeds} seed(s), {campaign.scale} scale"
+    print(f"\n{what}{', STAND-IN DATA' if campaign.smoke else ''}\n\n{table}", flush=True)
+    return table
+
+
+def _problem_with_weights(missing: Sequence[Cell], weights: Path | None) -> str:
+    networks = ", ".join(dict.fromkeys(cell.model for cell in missing if cell.trained))
     if networks and weights is None:
-        raise BadInput(f"the runs of {networks} start from trained weights: give --weights FILE")
+        return f"the runs of {networks} that are missing start from trained weights: give --weights FILE"
     if "," in networks:
-        raise BadInput(f"--weights {weights} is one network's, and {networks} are to be run: choose with --rows")
+        return f"--weights {weights} is one network's, and {networks} are to be run: choose with --rows"
+    return ""
 
 
 def main(argv: list[str] | None = None) -> int:

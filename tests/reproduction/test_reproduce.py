@@ -3,6 +3,7 @@
 import csv
 import json
 import multiprocessing
+import shutil
 import signal
 import statistics
 import time
@@ -161,9 +162,17 @@ def test_interrupted_it_saves_the_cell_and_goes_on_inside_it(python, tmp_path):
 def test_cells_that_start_from_trained_weights_ask_for_them(tmp_path, capsys):
     arguments = ["resnet20", "--out", str(tmp_path), "--methods", "PMF ternary"]
     assert main(arguments) == 2
-    assert "resnet20, resnet44 start from trained weights: give --weights" in capsys.readouterr().err
+    assert "resnet20, resnet44 that are missing start from trained weights: give --weights" in capsys.readouterr().err
     assert main([*arguments, "--weights", "w.pt"]) == 2
     assert "choose with --rows" in capsys.readouterr().err
+
+
+def test_what_is_done_is_shown_without_the_weights_that_the_rest_needs(tmp_path, capsys):
+    done = tmp_path / "paper" / "pmf_ternary_resnet20_cifar10-seed0"
+    shutil.copytree(Path("runs/baselines/paper") / done.name, done)
+    assert main(["resnet20", "--out", str(tmp_path)]) == 2
+    accuracy = json.loads((done / "summary.json").read_text())["test_top1"]
+    assert f"| {accuracy:.2f} |" in capsys.readouterr().out
 
 
 def test_runs_that_another_process_is_at_work_on_are_left_to_it(quick_cells, tmp_path, capsys):
