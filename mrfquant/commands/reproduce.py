@@ -51,9 +51,8 @@ def chosen(arguments: argparse.Namespace) -> list[Cell]:
     """The cells of the table that the arguments ask for."""
     from mrfquant.config.gin_files import CONFIGS
 
-    cells = TABLES[arguments.table]
-    if arguments.scale == "medium":
-        cells = [c for c in cells if (CONFIGS / "medium" / f"{c.config}.gin").exists()]
+    folder = CONFIGS / "medium" if arguments.scale == "medium" else CONFIGS
+    cells = [cell for cell in TABLES[arguments.table] if (folder / f"{cell.config}.gin").exists()]
     if not cells:
         raise BadInput(f"the table {arguments.table} has no cell at --scale {arguments.scale}: leave that out")
     cells = _matching(cells, arguments.rows, "--rows", lambda c: (c.dataset, c.model, f"{c.dataset}-{c.model}"))
