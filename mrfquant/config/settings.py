@@ -116,7 +116,7 @@ def _checked(function: Callable[..., Any], supplied: Sequence[str]) -> Callable[
                 continue
             if parameter not in given and declared.default is inspect.Parameter.empty:
                 if parameter in supplied:
-                    raise BadInput(f"{name} is built for you: name it @{name}, without parentheses")
+                    raise BadInput(f"{name} needs {parameter}: pass it, or, in gin, name @{name} without parentheses")
                 raise BadInput(f"{name}.{parameter} is needed and not set")
             if parameter in given and parameter in hints:
                 _check(f"{name}.{parameter}", given[parameter], hints[parameter])

@@ -283,7 +283,7 @@ def test_resume_does_not_take_other_settings(run, finished):
         ("Experiment.dataset = @LeNet300", ["Experiment.dataset = @LeNet300, expected a data set, as @digits"]),
         ("Experiment.optimizer = @Geometric", ["Experiment.optimizer = @Geometric, expected an optimizer, as @Adam"]),
         ("Experiment.inference = @Adam", ["Experiment.inference = @Adam, expected a solver, as @ProximalMeanField"]),
-        ("Experiment.model = @LeNet300()", ["name it @LeNet300, without parentheses"]),
+        ("Experiment.model = @LeNet300()", ["name @LeNet300 without parentheses"]),
         ("Trainer.learning_rate = @StepDecay", ["write @StepDecay() to build it"]),
         ("Experiment.model = 'LeNet300'", ["Experiment.model = 'LeNet300'"]),
     ],

@@ -106,7 +106,7 @@ def test_a_part_may_inherit_its_settings_from_another():
 def test_missing_settings_and_needless_parentheses_are_told():
     with pytest.raises(BadInput, match=r"recipe\.count is needed and not set"):
         recipe()
-    with pytest.raises(BadInput, match="name it @Part, without parentheses"):
+    with pytest.raises(BadInput, match="name @Part without parentheses"):
         Part()
 
 
