@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from mrfquant.data import Split, normalise, stand_in
 from mrfquant.objectives import CrossEntropy
-from mrfquant.training import evaluate
-from mrfquant.training.evaluation import predict
+from mrfquant.training import evaluate, evaluation
+from mrfquant.training.evaluation import predict, sums_of
 
 
 @pytest.fixture
@@ -54,7 +54,12 @@ def test_predictions_are_probabilities_at_a_temperature(network):
     assert (hot.amax(1) <= cold.amax(1)).all()
 
 
-def test_a_share_of_a_split_is_every_nth_example(network):
-    data = stand_in("mnist")
-    part = replace(data, val=Split(data.val.images[::5], data.val.labels[::5]))
-    assert evaluate(network, data, "val", share=5) == evaluate(network, part, "val")
+def test_a_share_of_a_split_is_every_nth_batch(network, monkeypatch):
+    monkeypatch.setattr(evaluation, "CPU_BATCH", 10)
+    data, objective = stand_in("mnist"), CrossEntropy()
+    chosen = torch.arange(len(data.val)) // 10 % 5 == 0
+    part = replace(data, val=Split(data.val.images[chosen], data.val.labels[chosen]))
+    found, whole = sums_of(network, data, "val", objective, share=5)
+    assert objective.figures(found) == pytest.approx(evaluate(network, part, "val"))
+    assert objective.figures(whole) == pytest.approx(evaluate(network, data, "val"))
+    assert sums_of(network, data, "val", objective, share=5, others=False) == [found, found]

@@ -2,11 +2,13 @@
 
 import copy
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
 
-from mrfquant.data import characters, stand_in
+import mrfquant.training.trainer
+from mrfquant.data import Split, characters, stand_in
 from mrfquant.energies import CodeLength, FirstOrderTaylor, LabelPrior, SumOf
 from mrfquant.errors import BadInput
 from mrfquant.inference import MirrorDescent, ProximalMeanField, Reference, SparsemaxPGD
@@ -15,7 +17,7 @@ from mrfquant.models import GPT, LeNet300
 from mrfquant.objectives import CrossEntropy, NextToken
 from mrfquant.schedules import CosineDecay, CosineTo, GeometricTo, LinearTo
 from mrfquant.storage.checkpoints import Checkpoints
-from mrfquant.training import Collector, Interrupted, Trainer
+from mrfquant.training import Collector, Interrupted, Trainer, evaluate
 
 ADAM = functools.partial(torch.optim.Adam, lr=0.01)
 
@@ -148,13 +150,13 @@ def test_the_best_model_has_the_scales_of_its_time(kept, tmp_path):
     """Scales that are learned go on after the best iteration, the first one here."""
     labelling = functools.partial(Labelling, scale="channel", learn_scale=True)
     trainer, _ = make(*SOLVERS["pmf, 2 levels"], labelling=labelling)
-    scales, evaluate = [], trainer._evaluate
+    scales, validation = [], trainer._validation
 
-    def worse_and_worse(split, share=1):
+    def worse_and_worse(share, others=True):
         scales.append(trainer.inference.labelling.scale.clone())
-        return evaluate(split, share) | {"top1": -float(trainer.iteration)}
+        return [figures | {"top1": -float(trainer.iteration)} for figures in validation(share, others)]
 
-    trainer._evaluate = worse_and_worse
+    trainer._validation = worse_and_worse
     result = trainer.run(Checkpoints(tmp_path) if kept == "in a folder" else None)
     assert result["best_iteration"] == 8
     assert not torch.equal(scales[0], scales[-1])
@@ -187,3 +189,21 @@ def test_the_loss_is_of_smoothed_targets_and_logits_over_the_temperature():
     ((_, values),) = records.records
     assert values["loss"] == pytest.approx(expected.item(), rel=1e-5)
     assert trainer.inference.energy.temperature == temperature  # its curvature is that of this loss
+
+
+def test_of_a_large_split_the_relaxed_figure_is_the_rounded_one_plus_the_difference_on_a_part(monkeypatch):
+    monkeypatch.setattr(mrfquant.training.trainer, "LARGE", 1)
+    monkeypatch.setattr(mrfquant.training.evaluation, "CPU_BATCH", 10)
+    trainer, _ = make(functools.partial(ProximalMeanField, beta=GeometricTo(end=2.0)), [-1, 1])
+    for _ in range(8):
+        trainer._step()
+    val = trainer.dataset.val
+    part = torch.arange(len(val)) // 10 % 5 == 0
+    data = replace(trainer.dataset, val=Split(val.images[part], val.labels[part]))
+    relaxed = evaluate(trainer.model, data, "val")["top1"]
+    with trainer.inference.rounded():
+        rounded, all_rounded = (evaluate(trainer.model, d, "val")["top1"] for d in (data, trainer.dataset))
+    assert len({relaxed, rounded, all_rounded}) == 3
+    found = trainer._validate()
+    assert found["val_top1"] == pytest.approx(all_rounded)
+    assert found["relaxed_val_top1"] == pytest.approx(all_rounded + relaxed - rounded)
