@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mrfquant import compute
-from mrfquant.commands.reproduce import main
+from mrfquant.commands.reproduce import chosen, main, parser
 from mrfquant.config.gin_files import CONFIGS
 from mrfquant.reproduction import TABLES, Campaign, Cell, render
 from mrfquant.storage.run_folder import RunFolder
@@ -174,6 +174,13 @@ def test_what_is_done_is_shown_without_the_weights_that_the_rest_needs(tmp_path,
     assert main(["resnet20", "--out", str(tmp_path)]) == 2
     accuracy = json.loads((done / "summary.json").read_text())["test_top1"]
     assert f"| {accuracy:.2f} |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", ["resnet20", "results --rows cifar10 --scale medium", "best --scale medium"])
+def test_the_runs_of_a_documented_table_come_with_the_project(arguments):
+    arguments = parser().parse_args(arguments.split())
+    campaign = Campaign(chosen(arguments), 1, arguments.scale, Path("runs/baselines"))
+    assert campaign.missing() == []
 
 
 def test_runs_that_another_process_is_at_work_on_are_left_to_it(quick_cells, tmp_path, capsys):
