@@ -66,7 +66,7 @@ def _matching(cells: Sequence[Cell], names: str | None, flag: str, of: Callable[
     known = dict.fromkeys(name for cell in cells for name in of(cell))
     for name in wanted:
         if name not in {k.lower() for k in known}:
-            raise BadInput(f"{flag} {name!r} is not in this table: choose among {', '.join(known)}")
+            raise BadInput(f"{flag} {name!r} is not in this table at this --scale: choose among {', '.join(known)}")
     return [cell for cell in cells if any(name.lower() in wanted for name in of(cell))]
 
 
@@ -121,6 +121,8 @@ def _problem_with_weights(missing: Sequence[Cell], weights: Path | None) -> str:
         return f"the runs of {networks} that are missing start from trained weights: give --weights FILE"
     if "," in networks:
         return f"--weights {weights} is one network's, and {networks} are to be run: choose with --rows"
+    if missing and weights is not None and not weights.exists():
+        return f"--weights {weights} is not there: give a .pt or .safetensors file, or the folder of a finished run"
     return ""
 
 

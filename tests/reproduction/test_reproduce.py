@@ -166,6 +166,8 @@ def test_cells_that_start_from_trained_weights_ask_for_them(tmp_path, capsys):
     assert "resnet20, resnet44 that are missing start from trained weights: give --weights" in capsys.readouterr().err
     assert main([*arguments, "--weights", "w.pt"]) == 2
     assert "choose with --rows" in capsys.readouterr().err
+    assert main([*arguments, "--weights", "w.pt", "--rows", "resnet44"]) == 2
+    assert "--weights w.pt is not there" in capsys.readouterr().err
 
 
 def test_what_is_done_is_shown_without_the_weights_that_the_rest_needs(tmp_path, capsys):
