@@ -74,6 +74,7 @@ from .config.settings import (
 )
 from .models import network as network
 from .data import (
+    Augmentation as Augmentation,
     Dataset as Dataset,
     Images as Images,
     Loaders as Loaders,

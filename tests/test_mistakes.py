@@ -103,7 +103,7 @@ def test_complex_parameters_cannot_be_labelled():
 def test_a_mean_or_std_that_is_no_number_is_told(mean, std):
     split = Split(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
     with pytest.raises(BadInput, match="expected one number for each of the 1 channels, finite, and std above 0"):
-        Images("x", split, split, split, (mean,), (std,), ("a", "b"), False)
+        Images("x", split, split, split, (mean,), (std,), ("a", "b"), None)
 
 
 SUMMARY = {

@@ -13,14 +13,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from mrfquant.benchmarks.networks import CIFAR, MNIST, NETWORKS, Float
 from mrfquant.benchmarks.timing import Options, Row, in_turns, ratios
-from mrfquant.data.image_batches import PAD, ImageBatches, normalise
+from mrfquant.data.image_batches import Augmentation, ImageBatches, normalise
 
 IMAGES = 10_000
 
 
 def measure_loader(options: Options) -> Iterator[tuple[str, Row]]:
     """Milliseconds of a batch, and the DataLoader's (in the same process), and a float step on it, as ratios."""
-    for name, shape, size, augment in (("mnist", MNIST, 100, False), ("cifar10, augmented", CIFAR, 128, True)):
+    for name, shape, size, augment in (("mnist", MNIST, 100, None), ("cifar10, augmented", CIFAR, 128, Augmentation())):
         images, labels = torch.randint(256, (IMAGES, *shape), dtype=torch.uint8), torch.randint(10, (IMAGES,))
         statistics = ([0.5] * shape[0], [0.25] * shape[0])
         ours = ImageBatches(images, labels, size, *statistics, augment=augment, seed=0)
@@ -37,7 +37,13 @@ def measure_loader(options: Options) -> Iterator[tuple[str, Row]]:
 class OneByOne(Dataset):
     """The same images, cropped, mirrored and normalised the usual way."""
 
-    def __init__(self, images: Tensor, labels: Tensor, statistics: tuple[list[float], list[float]], augment: bool):
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        statistics: tuple[list[float], list[float]],
+        augment: Augmentation | None,
+    ) -> None:
         self.images, self.labels, self.statistics, self.augment = images, labels, statistics, augment
 
     def __len__(self) -> int:
@@ -47,7 +53,8 @@ class OneByOne(Dataset):
         image = self.images[index]
         if self.augment:
             _, h, w = image.shape
-            top, left, mirrored = (int(torch.randint(n, ())) for n in (2 * PAD + 1, 2 * PAD + 1, 2))
-            image = functional.pad(image, (PAD,) * 4)[:, top : top + h, left : left + w]
+            pad = self.augment.pad
+            top, left, mirrored = (int(torch.randint(n, ())) for n in (2 * pad + 1, 2 * pad + 1, 2))
+            image = functional.pad(image, (pad,) * 4)[:, top : top + h, left : left + w]
             image = image.flip(2) if mirrored else image
         return normalise(image[None], *self.statistics)[0], self.labels[index]

@@ -58,7 +58,7 @@ def measure_whole_run(options: Options) -> Iterator[tuple[str, Row]]:
         )
         for n in SIZES
     )
-    dataset = Images("random", train, val, test, (0.5,), (0.25,), classes=tuple("0123456789"), augment=False)
+    dataset = Images("random", train, val, test, (0.5,), (0.25,), classes=tuple("0123456789"), augment=None)
     build, shape = NETWORKS["lenet300"]
     for name, bare in (("float", Float(build, shape)), ("PMF, d=2", PMF(build, shape, 2))):
         torch.manual_seed(0)

@@ -3,7 +3,7 @@
 from mrfquant.data.cifar import cifar10, cifar100
 from mrfquant.data.dataset import Dataset, SplitName
 from mrfquant.data.digits import digits
-from mrfquant.data.image_batches import normalise
+from mrfquant.data.image_batches import Augmentation, normalise
 from mrfquant.data.images import DatasetInfo, Images, Split
 from mrfquant.data.loaders import Loaders
 from mrfquant.data.mnist import mnist
@@ -19,6 +19,7 @@ __all__ = [
     "DATASETS",
     "STAND_IN",
     "STAND_INS",
+    "Augmentation",
     "Dataset",
     "DatasetInfo",
     "Images",

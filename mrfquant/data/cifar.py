@@ -10,6 +10,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from mrfquant.config.settings import Whole
+from mrfquant.data.image_batches import Augmentation, Border
 from mrfquant.data.images import DatasetInfo, Images, Split
 from mrfquant.data.registry import dataset
 from mrfquant.data.root import REPAIR, Download, fetch, read_checked
@@ -21,7 +23,7 @@ CIFAR10 = DatasetInfo(
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
-    augment=True,
+    augment=Augmentation(),
 )
 _FINE_CLASSES = """
     apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
@@ -38,7 +40,7 @@ CIFAR100 = DatasetInfo(
     classes=tuple(_FINE_CLASSES.split()),
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
-    augment=True,
+    augment=Augmentation(),
 )
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 VALIDATION = 5_000  # the last of the training images
@@ -65,6 +67,8 @@ def cifar10(
     root: Path,
     statistics: Literal["cifar10", "imagenet"] = "cifar10",
     validation: Literal["train", "test"] = "train",
+    pad: Whole = 4,
+    border: Border = "zeros",
 ) -> Images:
     """Photographs, 32x32, 10 classes; the first 45,000 train, the last 5,000 of the training files validate.
 
@@ -73,9 +77,13 @@ def cifar10(
         validation: where its images come from. 'test' is for networks that were trained on all training images, which
             cannot judge them any more: all 50,000 train, the first half of the test images validates, the second half
             tests.
+        pad: width of the border around training images that random crops take in, in pixels.
+        border: what it shows: zeros, or the image reflected at its edge.
     """
     fetch(root, [Download(URL + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", tuple(FILES10))])
-    info = CIFAR10 if statistics == "cifar10" else replace(CIFAR10, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    info = replace(CIFAR10, augment=Augmentation(pad, border))
+    if statistics == "imagenet":
+        info = replace(info, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     return _dataset(info, root, FILES10, label_ranges=[10], validation=validation)
 
 

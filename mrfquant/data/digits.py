@@ -23,7 +23,7 @@ DIGITS = DatasetInfo(
     classes=tuple("0123456789"),
     mean=(0.3055,),
     std=(0.3247,),
-    augment=False,
+    augment=None,
 )
 FILE = Path(__file__).with_name("digits.npz")
 

@@ -3,15 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from mrfquant.data.batches import Batches
 from mrfquant.errors import BadInput
 
-PAD = 4  # zeros around an image that a random crop may take in, in pixels
+Border = Literal["zeros", "reflection"]
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How images vary in training: each is cut at a random place out of itself with a border around it, and mirrored
+    left to right with probability 1/2.
+
+    Attributes:
+        pad: width of the border, in pixels.
+        border: what it shows: zeros, or the image reflected at its edge.
+    """
+
+    pad: int = 4
+    border: Border = "zeros"
+
+    def __post_init__(self) -> None:
+        if self.pad < 0:
+            raise BadInput(f"a border of {self.pad} pixels around images, expected at least 0")
+        if self.border not in get_args(Border):
+            raise BadInput(f"a border of {self.border!r} around images, expected {' or '.join(get_args(Border))}")
+
+    def padded(self, images: Tensor) -> Tensor:
+        """Images uint8 (n, c, h, w) with their borders: (n, c, h + 2 pad, w + 2 pad)."""
+        if self.border == "zeros":
+            return functional.pad(images, (self.pad,) * 4)
+        for axis in (2, 3):  # by indices: torch reflects no bytes
+            size = images.shape[axis]
+            if self.pad >= size:
+                raise BadInput(f"a border of {self.pad} pixels cannot reflect images of {size}, expected fewer")
+            places = torch.arange(-self.pad, size + self.pad, device=images.device).abs()
+            images = images.index_select(axis, size - 1 - (size - 1 - places).abs())
+        return images
+
+    def draw(self, size: int, generator: torch.Generator) -> Tensor:
+        """The top and the left edge of each image's crop, and whether it is mirrored: int64 (3, size)."""
+        corners = torch.randint(2 * self.pad + 1, (2, size), generator=generator)
+        flips = torch.randint(2, (1, size), generator=generator)
+        return torch.cat([corners, flips])
 
 
 def normalise(
@@ -26,8 +66,7 @@ def normalise(
 class ImageBatches(Batches):
     """Endless stream of (images float32 (b, c, h, w) normalised, labels int64 (b,)).
 
-    With `augment`, an image is cut at a random place out of itself padded by 4 zeros on each side, and mirrored left to
-    right with probability 1/2; the padded uint8 copy of the images is the only extra memory of note.
+    The uint8 copy of the images with borders that `augment` makes is the only extra memory of note.
 
     Args:
         images: uint8 (n, c, h, w).
@@ -35,6 +74,7 @@ class ImageBatches(Batches):
         batch_size: of the whole batch, over all processes.
         mean: per channel, for images scaled to [0, 1].
         std: likewise.
+        augment: how the images vary, if they do.
         device: where the batches go; where the images lie by default.
     """
 
@@ -45,7 +85,7 @@ class ImageBatches(Batches):
         batch_size: int,
         mean: Sequence[float],
         std: Sequence[float],
-        augment: bool,
+        augment: Augmentation | None,
         seed: int,
         rank: int = 0,
         world_size: int = 1,
@@ -58,14 +98,16 @@ class ImageBatches(Batches):
         self._images, self._labels = images, labels
         if augment:
             h, w = images.shape[2:]
-            padded = F.pad(images, (PAD,) * 4)
-            self._images = padded.unfold(2, h, 1).unfold(3, w, 1).permute(0, 2, 3, 1, 4, 5)  # a view: (n,9,9,c,h,w)
+            crops = augment.padded(images).unfold(2, h, 1).unfold(3, w, 1)
+            self._images = crops.permute(0, 2, 3, 1, 4, 5)  # a view: (n, 2 pad + 1, 2 pad + 1, c, h, w)
         self._scale_and_shift = _scale_and_shift(mean, std, device, torch.float32)
 
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
-        """Row 0 is the order of the images; with `augment`, rows 1 to 3 are the top and the left edge of each crop in
-        the padded image and whether it is mirrored."""
-        return draw_images(size, generator, self._augment).to(self._labels.device)
+        """Row 0 is the order of the images, the others what `augment` draws."""
+        draws = torch.randperm(size, generator=generator)[None]
+        if self._augment:
+            draws = torch.cat([draws, self._augment.draw(size, generator)])
+        return draws.to(self._labels.device)
 
     def cut(self, draws: Tensor) -> tuple[Tensor, Tensor]:
         order = draws[0]
@@ -77,16 +119,6 @@ class ImageBatches(Batches):
             images = self._images.index_select(0, order)
         images = images.to(self._device, non_blocking=True)  # as bytes: a quarter of what floats take
         return _affine(images, *self._scale_and_shift), self._labels.index_select(0, order)
-
-
-def draw_images(size: int, generator: torch.Generator, augment: bool) -> Tensor:
-    """What `ImageBatches.draw` gives: int64 (1 or 4, size)."""
-    draws = torch.randperm(size, generator=generator)[None]
-    if augment:
-        corners = torch.randint(2 * PAD + 1, (2, size), generator=generator)
-        flips = torch.randint(2, (1, size), generator=generator)
-        draws = torch.cat([draws, corners, flips])
-    return draws
 
 
 def _scale_and_shift(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mrfquant.data.batches import placed
 from mrfquant.data.dataset import CPU, Batch, Dataset, SplitName
-from mrfquant.data.image_batches import ImageBatches, normalise
+from mrfquant.data.image_batches import Augmentation, ImageBatches, normalise
 from mrfquant.errors import BadInput
 
 
@@ -46,7 +46,7 @@ class DatasetInfo:
         shape: (c, h, w) of an image.
         classes: the name of each label.
         mean, std: per channel, of training images scaled to [0, 1].
-        augment: whether training crops and flips the images at random.
+        augment: how the images vary in training, if they do.
     """
 
     name: str
@@ -54,7 +54,7 @@ class DatasetInfo:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    augment: bool
+    augment: Augmentation | None
 
     def dataset(self, train: Split, val: Split, test: Split, stand_in: bool = False) -> Images:
         """The data set of these facts with the given splits."""
@@ -73,7 +73,7 @@ class Images(Dataset):
         mean: per channel, of training images scaled to [0, 1].
         std: likewise.
         classes: the name of each label.
-        augment: whether training crops and flips the images at random.
+        augment: how the images vary in training, if they do.
         stand_in: marks synthetic data that only has the form of the named data set.
     """
 
@@ -84,13 +84,15 @@ class Images(Dataset):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     classes: tuple[str, ...]
-    augment: bool
+    augment: Augmentation | None
     stand_in: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
     device: torch.device = CPU
     unit = "images"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.augment, Augmentation | None):
+            raise BadInput(f"data set {self.name}: augment is {self.augment!r}, expected an Augmentation or None")
         channels = self.shape[0]
         usable = all(math.isfinite(m) for m in self.mean) and all(0 < s < math.inf for s in self.std)
         if not len(self.mean) == len(self.std) == channels or not usable:

@@ -17,7 +17,7 @@ MNIST = DatasetInfo(
     classes=tuple("0123456789"),
     mean=(0.1307,),
     std=(0.3081,),
-    augment=False,
+    augment=None,
 )
 VALIDATION = 10_000  # the last of the training images
 

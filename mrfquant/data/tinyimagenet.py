@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from mrfquant.data.image_batches import Augmentation
 from mrfquant.data.images import DatasetInfo, Images, Split
 from mrfquant.data.registry import dataset
 from mrfquant.data.root import Download, fetch
@@ -27,7 +28,7 @@ TINYIMAGENET = DatasetInfo(
     classes=tuple(f"class {label}" for label in range(200)),  # the names are in the files
     mean=(0.4802, 0.4481, 0.3975),
     std=(0.2770, 0.2691, 0.2821),
-    augment=True,
+    augment=Augmentation(),
 )
 COUNTS = {"train": 100_000, "val": 10_000}  # images of the complete data set
 FOLDER = "tiny-imagenet-200"

@@ -6,6 +6,7 @@ The form is that of the CIFAR-10 speed records (Page, 2018; Jordan, 2024).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +17,19 @@ from mrfquant.models.registry import network
 
 PATCH = 2  # pixels on a side of what the stem sees
 SMALLEST_VARIANCE = 5e-4  # added to those of the patches
+ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 
-def group(inputs: int, outputs: int) -> nn.Sequential:
+def group(inputs: int, outputs: int, activation: type[nn.Module]) -> nn.Sequential:
     """Two convolutions, the first pooled by 2 before its norm."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
         nn.MaxPool2d(2),
         nn.BatchNorm2d(outputs),
-        nn.ReLU(),
+        activation(),
         nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
         nn.BatchNorm2d(outputs),
-        nn.ReLU(),
+        activation(),
     )
 
 
@@ -40,9 +42,16 @@ class WhitenedNet(nn.Module):
         shape: (channels, height, width) of an image, sides of at least 17.
         classes: number of classes.
         widths: channels of the three groups.
+        activation: behind the stem and every norm.
     """
 
-    def __init__(self, shape: tuple[int, int, int], classes: Count, widths: Sequence[int] = (64, 256, 256)) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        classes: Count,
+        widths: Sequence[int] = (64, 256, 256),
+        activation: Literal["relu", "gelu"] = "relu",
+    ) -> None:
         super().__init__()
         channels, height, columns = shape
         if min(height, columns) < 17:
@@ -50,11 +59,12 @@ class WhitenedNet(nn.Module):
         if len(widths) != 3:
             raise BadInput(f"WhitenedNet.widths are {list(widths)}, expected three numbers: channels of the groups")
         self.name = "whitened"
-        stem = 2 * channels * PATCH**2
+        stem, kind = 2 * channels * PATCH**2, ACTIVATIONS[activation]
+        self.activation = kind()
         self.stem = nn.Conv2d(channels, stem, PATCH)
         self.stem.weight.requires_grad_(False)
         self.groups = nn.Sequential(
-            *(group(before, after) for before, after in zip((stem, *widths), widths, strict=False))
+            *(group(before, after, kind) for before, after in zip((stem, *widths), widths, strict=False))
         )
         self.head = nn.Linear(widths[-1], classes, bias=False)
 
@@ -72,5 +82,5 @@ class WhitenedNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (b, c, h, w) to logits (b, classes)."""
-        x = self.groups(torch.relu(self.stem(x)))
+        x = self.groups(self.activation(self.stem(x)))
         return self.head(x.amax((2, 3)))

@@ -52,7 +52,7 @@ def blobs(root) -> Images:
     labels = torch.arange(300) % 2
     images = (labels[:, None, None, None] * 200).expand(300, 1, 4, 4).to(torch.uint8).contiguous()
     split = Split(images, labels)
-    return Images("blobs", split, split, split, (0.4,), (0.4,), ("dark", "light"), augment=False)
+    return Images("blobs", split, split, split, (0.4,), (0.4,), ("dark", "light"), augment=None)
 
 
 @configurable(supplied=["graph", "seed", "start"])

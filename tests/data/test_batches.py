@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from mrfquant.data import Images, Split, normalise
 from mrfquant.data.batches import epoch_generator
-from mrfquant.data.image_batches import PAD, ImageBatches, draw_images
+from mrfquant.data.image_batches import Augmentation, ImageBatches
 from mrfquant.errors import BadInput
 
 MEAN, STD = (0.4, 0.5), (0.2, 0.3)
 SIZE, BATCH = 23, 6  # 3 batches per epoch, 5 images left over
 PER_EPOCH = SIZE // BATCH
+AUGMENTATION = Augmentation()
 
 
 def make_split() -> Split:
@@ -31,11 +32,12 @@ def split() -> Split:
     return make_split()
 
 
-def draw_epoch(size: int, seed: int, epoch: int, augment: bool) -> torch.Tensor:
-    return draw_images(size, epoch_generator(seed, epoch), augment)
+def draw_epoch(size: int, seed: int, epoch: int, augment: Augmentation = AUGMENTATION) -> torch.Tensor:
+    generator = epoch_generator(seed, epoch)
+    return torch.cat([torch.randperm(size, generator=generator)[None], augment.draw(size, generator)])
 
 
-def stream(split: Split, augment: bool = True, **kwargs) -> ImageBatches:
+def stream(split: Split, augment: Augmentation | None = AUGMENTATION, **kwargs) -> ImageBatches:
     return ImageBatches(split.images, split.labels, BATCH, MEAN, STD, augment, seed=3, **kwargs)
 
 
@@ -70,7 +72,7 @@ def test_normalise_refuses_images_that_are_not_bytes(split):
 
 
 def test_an_epoch_gives_each_image_at_most_once_and_every_epoch_another_order(split):
-    batches = stream(split, augment=False)
+    batches = stream(split, augment=None)
     epochs = [torch.cat([labels for _, labels in take(batches, PER_EPOCH)]).tolist() for _ in range(4)]
     for epoch in epochs:
         assert len(set(epoch)) == PER_EPOCH * BATCH
@@ -83,19 +85,28 @@ def test_every_image_is_seen_in_the_long_run(split):
 
 
 def test_plain_batches_are_the_normalised_images_of_their_labels(split):
-    for images, labels in take(stream(split, augment=False), 2 * PER_EPOCH):
+    for images, labels in take(stream(split, augment=None), 2 * PER_EPOCH):
         assert images.dtype == torch.float32
         assert torch.equal(images, normalise(split.images[labels], MEAN, STD))
 
 
-def test_augmented_batches_are_those_of_a_loop_over_single_images(split):
-    batches = take(stream(split), 3 * PER_EPOCH)
+@pytest.mark.parametrize(
+    ("augment", "mode"),
+    [
+        (AUGMENTATION, "constant"),
+        (Augmentation(pad=0), "constant"),
+        (Augmentation(2, "reflection"), "reflect"),
+        (Augmentation(4, "reflection"), "reflect"),  # as far as 5 pixels allow
+    ],
+)
+def test_augmented_batches_are_those_of_a_loop_over_single_images(split, augment, mode):
+    batches = take(stream(split, augment), 3 * PER_EPOCH)
     _, _, h, w = split.images.shape
     for epoch in range(3):
-        order, tops, lefts, flips = draw_epoch(SIZE, seed=3, epoch=epoch, augment=True).tolist()
+        order, tops, lefts, flips = draw_epoch(SIZE, 3, epoch, augment).tolist()
         for position in range(PER_EPOCH * BATCH):
             image = split.images[order[position]].numpy()
-            image = np.pad(image, ((0, 0), (PAD, PAD), (PAD, PAD)))
+            image = np.pad(image, ((0, 0), (augment.pad,) * 2, (augment.pad,) * 2), mode=mode)
             top, left = tops[position], lefts[position]
             image = image[:, top : top + h, left : left + w]
             if flips[position]:
@@ -107,8 +118,17 @@ def test_augmented_batches_are_those_of_a_loop_over_single_images(split):
             )
 
 
+def test_borders_that_cannot_be_are_refused(split):
+    with pytest.raises(BadInput, match="a border of -1 pixels"):
+        Augmentation(-1)
+    with pytest.raises(BadInput, match="a border of 'ones' around images, expected zeros or reflection"):
+        Augmentation(border="ones")
+    with pytest.raises(BadInput, match="cannot reflect images of 5"):
+        stream(split, Augmentation(5, "reflection"))
+
+
 def test_crops_and_flips_are_uniform():
-    _, tops, lefts, flips = draw_epoch(90_000, seed=0, epoch=0, augment=True)
+    _, tops, lefts, flips = draw_epoch(90_000, seed=0, epoch=0)
     for corners in (tops, lefts):
         share = torch.bincount(corners, minlength=9) / 90_000
         assert share.shape == (9,)
@@ -119,11 +139,11 @@ def test_crops_and_flips_are_uniform():
 
 def test_draws_depend_on_seed_and_epoch_and_nothing_else():
     torch.manual_seed(0)
-    first = draw_epoch(50, seed=1, epoch=2, augment=True)
+    first = draw_epoch(50, seed=1, epoch=2)
     torch.manual_seed(1)
-    assert torch.equal(first, draw_epoch(50, seed=1, epoch=2, augment=True))
+    assert torch.equal(first, draw_epoch(50, seed=1, epoch=2))
     for seed, epoch in ((2, 2), (1, 1), (2, 1)):
-        assert not torch.equal(first, draw_epoch(50, seed, epoch, augment=True))
+        assert not torch.equal(first, draw_epoch(50, seed, epoch))
 
 
 def test_stream_leaves_the_global_generator_alone(split):
@@ -134,7 +154,7 @@ def test_stream_leaves_the_global_generator_alone(split):
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize("augment", [None, AUGMENTATION])
 @given(stop=st.integers(0, 4 * PER_EPOCH))
 def test_restored_stream_continues_bit_for_bit(augment, stop):
     split = make_split()
@@ -156,7 +176,7 @@ def test_batches_do_not_depend_on_how_many_are_cut_at_once(split, monkeypatch, a
     assert_same(take(stream(split), 3 * PER_EPOCH), expected)
 
 
-@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize("augment", [None, AUGMENTATION])
 @pytest.mark.parametrize("world_size", [2, 3, 6])
 def test_ranks_together_see_the_batches_of_one_process(split, augment, world_size):
     whole = take(stream(split, augment), 2 * PER_EPOCH)
@@ -169,7 +189,7 @@ def test_ranks_together_see_the_batches_of_one_process(split, augment, world_siz
 
 
 def test_a_batch_may_be_the_whole_split(split):
-    _, labels = next(ImageBatches(split.images, split.labels, SIZE, MEAN, STD, augment=False, seed=0))
+    _, labels = next(ImageBatches(split.images, split.labels, SIZE, MEAN, STD, augment=None, seed=0))
     assert sorted(labels.tolist()) == list(range(SIZE))
 
 
@@ -186,13 +206,13 @@ def test_a_batch_may_be_the_whole_split(split):
     ],
 )
 def test_impossible_arguments_are_refused(split, arguments, message):
-    defaults = {"batch_size": BATCH, "mean": MEAN, "std": STD, "augment": False, "seed": 0}
+    defaults = {"batch_size": BATCH, "mean": MEAN, "std": STD, "augment": None, "seed": 0}
     with pytest.raises(BadInput, match=message):
         ImageBatches(split.images, split.labels, **(defaults | arguments))
 
 
 def images(split: Split) -> Images:
-    return Images("some", split, split, split, MEAN, STD, tuple(map(str, range(SIZE))), augment=False)
+    return Images("some", split, split, split, MEAN, STD, tuple(map(str, range(SIZE))), augment=None)
 
 
 def test_evaluation_gives_every_image_once_in_order(split):

@@ -17,7 +17,7 @@ def make_split(n: int = 6, shape: tuple[int, ...] = (3, 5, 4), classes: int = 3)
 
 def make_dataset(**changes) -> Images:
     dataset = Images(
-        "toy", make_split(), make_split(), make_split(), (0.1, 0.2, 0.3), (1.0, 1.0, 1.0), ("a", "b", "c"), augment=True
+        "toy", make_split(), make_split(), make_split(), (0.1, 0.2, 0.3), (1.0, 1.0, 1.0), ("a", "b", "c"), augment=None
     )
     return replace(dataset, **changes)
 
@@ -51,6 +51,7 @@ def test_split_with_wrong_tensors_is_refused(images, labels, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"augment": True}, "augment is True, expected an Augmentation or None"),
         ({"mean": (0.5,)}, "mean"),
         ({"std": (0.5, 0.5, 0.0)}, "std"),
         ({"val": make_split(0)}, "the val split is empty"),

@@ -6,16 +6,16 @@ import gin
 import pytest
 import torch
 
-from mrfquant.data import cifar10, cifar100, digits, mnist, normalise, stand_in, tinyimagenet
+from mrfquant.data import Augmentation, cifar10, cifar100, digits, mnist, normalise, stand_in, tinyimagenet
 from mrfquant.errors import BadInput
 
 LOADERS = [digits, mnist, cifar10, cifar100, tinyimagenet]
 FORMS = {  # shape, classes, augmentation
-    "digits": ((1, 28, 28), 10, False),
-    "mnist": ((1, 28, 28), 10, False),
-    "cifar10": ((3, 32, 32), 10, True),
-    "cifar100": ((3, 32, 32), 100, True),
-    "tinyimagenet": ((3, 64, 64), 200, True),
+    "digits": ((1, 28, 28), 10, None),
+    "mnist": ((1, 28, 28), 10, None),
+    "cifar10": ((3, 32, 32), 10, Augmentation()),
+    "cifar100": ((3, 32, 32), 100, Augmentation()),
+    "tinyimagenet": ((3, 64, 64), 200, Augmentation()),
 }
 
 

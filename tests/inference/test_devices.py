@@ -110,7 +110,7 @@ def test_an_iteration_of_the_trainer_does_so_too(solver, settings):
     """With clipping and a schedule; the data are there already."""
     inference = on_meta(built(solver, settings)[1])
     split = Split(torch.zeros(40, 1, 1, 12, dtype=torch.uint8), torch.zeros(40, dtype=torch.int64))
-    dataset = Images("none", split, split, split, (0.5,), (0.25,), tuple("0123456789"), augment=False)
+    dataset = Images("none", split, split, split, (0.5,), (0.25,), tuple("0123456789"), augment=None)
     trainer = Trainer(inference.labelling.model, dataset, inference, iterations=1000, batch_size=4, clip=1.0)
     batch = torch.zeros(4, 1, 1, 12, device="meta"), torch.zeros(4, dtype=torch.int64, device="meta")
     trainer.batches = itertools.repeat(batch)

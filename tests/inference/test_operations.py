@@ -103,7 +103,7 @@ def test_the_fused_step_on_planes_leaves_torch_adam_and_clearing():
 
 def random_data(n=40, width=12):
     split = Split(torch.randint(256, (n, 1, 1, width), dtype=torch.uint8), torch.randint(10, (n,)))
-    return Images("random", split, split, split, (0.5,), (0.25,), tuple("0123456789"), augment=False)
+    return Images("random", split, split, split, (0.5,), (0.25,), tuple("0123456789"), augment=None)
 
 
 @CASES

@@ -25,6 +25,14 @@ def test_the_stem_whitens_the_patches_it_was_fitted_to():
     assert not model.stem.weight.requires_grad
 
 
+def test_the_activation_is_the_one_that_is_named():
+    kinds = {"relu": torch.nn.ReLU, "gelu": torch.nn.GELU}
+    for name, kind in kinds.items():
+        model = WhitenedNet((3, 17, 17), 10, activation=name)
+        assert [type(m) for m in model.modules() if isinstance(m, tuple(kinds.values()))] == [kind] * 7
+        assert model.arguments.get("activation", "relu") == name  # a packed file builds the same network again
+
+
 @pytest.mark.parametrize(("shape", "widths"), [((3, 16, 16), (8, 8, 8)), ((3, 32, 32), (8, 8))])
 def test_what_does_not_fit_is_refused(shape, widths):
     with pytest.raises(BadInput, match="WhitenedNet"):
