@@ -29,7 +29,13 @@ def parser() -> Parser:
     p.add_argument("table", choices=list(TABLES), metavar="TABLE", help=", ".join(TABLES))
     p.add_argument("--rows", metavar="NAMES", help="data sets or networks, comma-separated (default: all)")
     p.add_argument("--methods", metavar="NAMES", help="columns, comma-separated (default: all)")
-    p.add_argument("--seeds", metavar="N", type=int, default=1, help="runs of every cell (default: 1)")
+    p.add_argument(
+        "--seeds",
+        metavar="N",
+        type=int,
+        default=1,
+        help="runs of every cell (default: 1); what is there beyond is shown, too",
+    )
     p.add_argument("--scale", choices=["paper", "medium"], default="paper", help="budget (default: paper)")
     p.add_argument("--weights", metavar="FILE|RUN", type=Path, help="what every run starts from, as resnet20 needs it")
     p.share("--jobs", help="cells at a time; they share the cores (default: 1)")
@@ -84,10 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
     campaign = Campaign(
         cells, arguments.seeds, arguments.scale, arguments.out, arguments.jobs, options, settings, arguments.smoke
     )
-    total = len(cells) * arguments.seeds
-    done = sum(map(len, campaign.accuracies().values()))
+    total, missing = len(cells) * arguments.seeds, campaign.missing()
+    done = total - len(missing)
     print(f"{total} runs, {done} done already", flush=True)
-    if problem := _problem_with_weights(campaign.missing(), arguments.weights):
+    if problem := _problem_with_weights([cell for cell, _ in missing], arguments.weights):
         if done:
             _print_table(campaign)
         raise BadInput(problem)
@@ -110,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print_table(campaign: Campaign) -> str:
     table = render(campaign.cells, campaign.accuracies())
-    what = f"Test {campaign.cells[0].metric.head}, {campaign.seeds} seed(s), {campaign.scale} scale"
+    what = f"Test {campaign.cells[0].metric.head}, {campaign.scale} scale"
     print(f"\n{what}{', STAND-IN DATA' if campaign.smoke else ''}\n\n{table}", flush=True)
     return table
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,23 +67,25 @@ class Campaign:
         return self.out / (f"{self.scale}-smoke" if self.smoke else self.scale) / f"{cell.config}{extra}-seed{seed}"
 
     def accuracies(self) -> dict[Cell, list[float]]:
-        """Test accuracies of the finished runs."""
+        """Test accuracies of the finished runs, in the order of their seeds; those of further seeds than were asked
+        for count as well, up to the first that is not there."""
         found: dict[Cell, list[float]] = {}
         for cell in self.cells:
-            for seed in range(self.seeds):
+            for seed in itertools.count():
                 if (accuracy := self._accuracy(cell, seed)) is not None:
                     found.setdefault(cell, []).append(accuracy)
+                elif seed >= self.seeds:
+                    break
         return found
 
-    def missing(self) -> list[Cell]:
-        """The cells of which some run is not done yet."""
-        return [c for c in self.cells if any(self._accuracy(c, seed) is None for seed in range(self.seeds))]
+    def missing(self) -> list[tuple[Cell, int]]:
+        """The runs that are not done yet: cells with a seed."""
+        return [(c, s) for s in range(self.seeds) for c in self.cells if self._accuracy(c, s) is None]
 
     def run(self) -> Iterator[Outcome]:
         """Run what is not done yet; gives each outcome as it comes. Closing the iterator stops the runs, saved."""
-        todo = [(c, s) for s in range(self.seeds) for c in self.cells if self._accuracy(c, s) is None]
         with ThreadPoolExecutor(self.jobs) as pool:
-            futures = [pool.submit(self._run, cell, seed) for cell, seed in todo]
+            futures = [pool.submit(self._run, cell, seed) for cell, seed in self.missing()]
             try:
                 for future in as_completed(futures):
                     yield future.result()

@@ -137,5 +137,10 @@ def _text(cell: Cell | None, accuracies: Mapping[Cell, Sequence[float]]) -> str:
         return "" if paper is None else f"- (paper {paper:.2f})"
     mean = statistics.mean(ours)
     number = TOP1.number if cell is None else cell.metric.number
-    text = number(mean) + (f" ± {number(statistics.stdev(ours))}" if len(ours) > 1 else "")
-    return text if paper is None else f"{text} (paper {paper:.2f}, {mean - paper:+.2f})"
+    text, notes = number(mean), []
+    if len(ours) > 1:
+        text += f" ± {number(statistics.stdev(ours))}"
+        notes.append(f"{len(ours)} seeds")
+    if paper is not None:
+        notes.append(f"paper {paper:.2f}, {mean - paper:+.2f}")
+    return f"{text} ({'; '.join(notes)})" if notes else text

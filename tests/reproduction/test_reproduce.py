@@ -59,7 +59,7 @@ def test_the_table_shows_mean_spread_paper_and_difference():
     ours = [98.0, 98.2, 98.7]
     text = render([pmf, md, other], {pmf: ours, md: [97.5]})
     mean, spread = statistics.mean(ours), statistics.stdev(ours)
-    assert f"{mean:.2f} ± {spread:.2f} (paper 98.24, {mean - 98.24:+.2f})" in text
+    assert f"{mean:.2f} ± {spread:.2f} (3 seeds; paper 98.24, {mean - 98.24:+.2f})" in text
     assert "| 97.50 |" in text
     assert "- (paper 99.44)" in text
 
@@ -83,6 +83,19 @@ def test_cells_that_are_done_are_only_read(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "4 runs, 4 done already" in out
     assert "90.50 ± 0.71" in out
+
+
+def test_further_seeds_are_shown_and_not_counted(tmp_path, capsys):
+    cells = [c for c in TABLES["results"] if c.column in ("PMF", "BC") and c.model == "lenet300"]
+    campaign = Campaign(cells, 1, "paper", tmp_path)
+    for cell in cells:
+        for seed in (0, 1, 2, 4) if cell.column == "PMF" else (0,):
+            finished(campaign.folder(cell, seed), 90.0 + seed)
+    assert main(["results", "--rows", "lenet300", "--methods", "pmf,bc", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "2 runs, 2 done already" in out
+    assert "91.00 ± 1.00 (3 seeds; paper" in out  # seed 4 does not follow on
+    assert "90.00 (paper" in out
 
 
 def test_a_damaged_result_is_told(tmp_path, capsys):
