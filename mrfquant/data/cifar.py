@@ -69,6 +69,7 @@ def cifar10(
     validation: Literal["train", "test"] = "train",
     pad: Whole = 4,
     border: Border = "zeros",
+    cutout: Whole = 0,
 ) -> Images:
     """Photographs, 32x32, 10 classes; the first 45,000 train, the last 5,000 of the training files validate.
 
@@ -79,9 +80,10 @@ def cifar10(
             tests.
         pad: width of the border around training images that random crops take in, in pixels.
         border: what it shows: zeros, or the image reflected at its edge.
+        cutout: side of a square at a random place of training images that is blanked, in pixels.
     """
     fetch(root, [Download(URL + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", tuple(FILES10))])
-    info = replace(CIFAR10, augment=Augmentation(pad, border))
+    info = replace(CIFAR10, augment=Augmentation(pad, border, cutout))
     if statistics == "imagenet":
         info = replace(info, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     return _dataset(info, root, FILES10, label_ranges=[10], validation=validation)

@@ -19,19 +19,23 @@ Border = Literal["zeros", "reflection"]
 @dataclass(frozen=True)
 class Augmentation:
     """How images vary in training: each is cut at a random place out of itself with a border around it, and mirrored
-    left to right with probability 1/2.
+    left to right with probability 1/2; a square at a random place of it may be blanked.
 
     Attributes:
         pad: width of the border, in pixels.
         border: what it shows: zeros, or the image reflected at its edge.
+        cutout: side of the square, in pixels, which shows the mean of the training images; 0 for none.
     """
 
     pad: int = 4
     border: Border = "zeros"
+    cutout: int = 0
 
     def __post_init__(self) -> None:
         if self.pad < 0:
             raise BadInput(f"a border of {self.pad} pixels around images, expected at least 0")
+        if self.cutout < 0:
+            raise BadInput(f"a cutout of {self.cutout} pixels in images, expected at least 0")
         if self.border not in get_args(Border):
             raise BadInput(f"a border of {self.border!r} around images, expected {' or '.join(get_args(Border))}")
 
@@ -47,11 +51,24 @@ class Augmentation:
             images = images.index_select(axis, size - 1 - (size - 1 - places).abs())
         return images
 
-    def draw(self, size: int, generator: torch.Generator) -> Tensor:
-        """The top and the left edge of each image's crop, and whether it is mirrored: int64 (3, size)."""
+    def draw(self, size: int, sides: tuple[int, int], generator: torch.Generator) -> Tensor:
+        """The top and the left edge of each image's crop, whether it is mirrored, and, with a cutout, the top and the
+        left edge of that: int64 (3 or 5, size). `sides` are an image's height and width."""
         corners = torch.randint(2 * self.pad + 1, (2, size), generator=generator)
-        flips = torch.randint(2, (1, size), generator=generator)
-        return torch.cat([corners, flips])
+        rows = [corners, torch.randint(2, (1, size), generator=generator)]
+        if self.cutout:
+            if self.cutout > min(sides):
+                raise BadInput(f"a cutout of {self.cutout} pixels in images of {sides}, expected at most {min(sides)}")
+            rows += [torch.randint(side - self.cutout + 1, (1, size), generator=generator) for side in sides]
+        return torch.cat(rows)
+
+    def blank(self, images: Tensor, top: Tensor, left: Tensor) -> Tensor:
+        """Normalised images (b, c, h, w) with zeros, their mean, in the squares whose edges are given, in place."""
+        down, across = (
+            (torch.arange(side, device=images.device) - edge.to(images.device)[:, None]) // self.cutout == 0
+            for side, edge in zip(images.shape[2:], (top, left), strict=True)
+        )
+        return images.masked_fill_(down[:, None, :, None] & across[:, None, None, :], 0.0)
 
 
 def normalise(
@@ -96,8 +113,8 @@ class ImageBatches(Batches):
         super().__init__(len(labels), floats, batch_size, seed, device, rank, world_size, "images")
         self._augment = augment
         self._images, self._labels = images, labels
+        self._sides = h, w = tuple(images.shape[2:])
         if augment:
-            h, w = images.shape[2:]
             crops = augment.padded(images).unfold(2, h, 1).unfold(3, w, 1)
             self._images = crops.permute(0, 2, 3, 1, 4, 5)  # a view: (n, 2 pad + 1, 2 pad + 1, c, h, w)
         self._scale_and_shift = _scale_and_shift(mean, std, device, torch.float32)
@@ -106,19 +123,22 @@ class ImageBatches(Batches):
         """Row 0 is the order of the images, the others what `augment` draws."""
         draws = torch.randperm(size, generator=generator)[None]
         if self._augment:
-            draws = torch.cat([draws, self._augment.draw(size, generator)])
+            draws = torch.cat([draws, self._augment.draw(size, self._sides, generator)])
         return draws.to(self._labels.device)
 
     def cut(self, draws: Tensor) -> tuple[Tensor, Tensor]:
-        order = draws[0]
+        order, square = draws[0], draws[4:]
         if self._augment:
-            _, top, left, flip = draws
+            top, left, flip = draws[1:4]
             images = self._images[order, top, left]
             images = torch.where(flip.bool()[:, None, None, None], images.flip(3), images)
         else:
             images = self._images.index_select(0, order)
         images = images.to(self._device, non_blocking=True)  # as bytes: a quarter of what floats take
-        return _affine(images, *self._scale_and_shift), self._labels.index_select(0, order)
+        images = _affine(images, *self._scale_and_shift)
+        if self._augment and self._augment.cutout:
+            images = self._augment.blank(images, *square)
+        return images, self._labels.index_select(0, order)
 
 
 def _scale_and_shift(

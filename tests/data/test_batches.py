@@ -18,12 +18,13 @@ from mrfquant.errors import BadInput
 MEAN, STD = (0.4, 0.5), (0.2, 0.3)
 SIZE, BATCH = 23, 6  # 3 batches per epoch, 5 images left over
 PER_EPOCH = SIZE // BATCH
+SIDES = (7, 5)
 AUGMENTATION = Augmentation()
 
 
 def make_split() -> Split:
     generator = torch.Generator().manual_seed(1)
-    images = torch.randint(256, (SIZE, 2, 7, 5), dtype=torch.uint8, generator=generator)
+    images = torch.randint(256, (SIZE, 2, *SIDES), dtype=torch.uint8, generator=generator)
     return Split(images, torch.arange(SIZE))  # the label tells the image
 
 
@@ -34,7 +35,7 @@ def split() -> Split:
 
 def draw_epoch(size: int, seed: int, epoch: int, augment: Augmentation = AUGMENTATION) -> torch.Tensor:
     generator = epoch_generator(seed, epoch)
-    return torch.cat([torch.randperm(size, generator=generator)[None], augment.draw(size, generator)])
+    return torch.cat([torch.randperm(size, generator=generator)[None], augment.draw(size, SIDES, generator)])
 
 
 def stream(split: Split, augment: Augmentation | None = AUGMENTATION, **kwargs) -> ImageBatches:
@@ -97,13 +98,15 @@ def test_plain_batches_are_the_normalised_images_of_their_labels(split):
         (Augmentation(pad=0), "constant"),
         (Augmentation(2, "reflection"), "reflect"),
         (Augmentation(4, "reflection"), "reflect"),  # as far as 5 pixels allow
+        (Augmentation(1, cutout=2), "constant"),
+        (Augmentation(1, cutout=5), "constant"),  # all rows
     ],
 )
 def test_augmented_batches_are_those_of_a_loop_over_single_images(split, augment, mode):
     batches = take(stream(split, augment), 3 * PER_EPOCH)
     _, _, h, w = split.images.shape
     for epoch in range(3):
-        order, tops, lefts, flips = draw_epoch(SIZE, 3, epoch, augment).tolist()
+        order, tops, lefts, flips, *squares = draw_epoch(SIZE, 3, epoch, augment).tolist()
         for position in range(PER_EPOCH * BATCH):
             image = split.images[order[position]].numpy()
             image = np.pad(image, ((0, 0), (augment.pad,) * 2, (augment.pad,) * 2), mode=mode)
@@ -111,20 +114,26 @@ def test_augmented_batches_are_those_of_a_loop_over_single_images(split, augment
             image = image[:, top : top + h, left : left + w]
             if flips[position]:
                 image = image[:, :, ::-1]
+            expected = slow_normalise(image[None])[0]
+            if squares:
+                top, left = (edges[position] for edges in squares)
+                expected[:, top : top + augment.cutout, left : left + augment.cutout] = 0
             images, labels = batches[epoch * PER_EPOCH + position // BATCH]
             assert labels[position % BATCH] == order[position]
-            np.testing.assert_allclose(
-                images[position % BATCH].numpy(), slow_normalise(image[None])[0], rtol=1e-5, atol=1e-6
-            )
+            np.testing.assert_allclose(images[position % BATCH].numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_borders_that_cannot_be_are_refused(split):
+def test_borders_and_cutouts_that_cannot_be_are_refused(split):
     with pytest.raises(BadInput, match="a border of -1 pixels"):
         Augmentation(-1)
     with pytest.raises(BadInput, match="a border of 'ones' around images, expected zeros or reflection"):
         Augmentation(border="ones")
     with pytest.raises(BadInput, match="cannot reflect images of 5"):
         stream(split, Augmentation(5, "reflection"))
+    with pytest.raises(BadInput, match="a cutout of -1 pixels"):
+        Augmentation(cutout=-1)
+    with pytest.raises(BadInput, match=r"a cutout of 6 pixels in images of \(7, 5\), expected at most 5"):
+        next(stream(split, Augmentation(cutout=6)))
 
 
 def test_crops_and_flips_are_uniform():
@@ -135,6 +144,15 @@ def test_crops_and_flips_are_uniform():
         assert (share - 1 / 9).abs().max() < 0.006  # six standard deviations
     assert abs(flips.double().mean() - 0.5) < 0.01
     assert abs(torch.corrcoef(torch.stack([tops, lefts]).double())[0, 1]) < 0.02
+
+
+def test_cutouts_are_uniform_and_leave_the_other_draws_as_they_are():
+    *others, tops, lefts = draw_epoch(90_000, seed=0, epoch=0, augment=Augmentation(cutout=3))
+    assert torch.equal(torch.stack(others), draw_epoch(90_000, seed=0, epoch=0))
+    for edges, places in ((tops, 5), (lefts, 3)):  # wholly inside 7 x 5 pixels
+        share = torch.bincount(edges, minlength=places) / 90_000
+        assert share.shape == (places,)
+        assert (share - 1 / places).abs().max() < 0.01
 
 
 def test_draws_depend_on_seed_and_epoch_and_nothing_else():
