@@ -35,7 +35,12 @@ STYLE: dict[Any, Any] = {  # the keys are matplotlib's own
     "legend.frameon": False,
     "lines.solid_capstyle": "round",
 }
-ACCURACIES = (0, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9)  # ticks of the error scale
+# Ticks of the error scale: the second row for curves that the first gives too few; page.js has them, too.
+ACCURACIES = (
+    (0, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9),
+    (20, 40, 60, 70, 75, 80, 85, 88, 90, 92, 93, 94, 95, 96, 97, 97.5, 98, 98.5, 98.8, 99, 99.2, 99.4, 99.6, 99.8),
+)
+FEWEST_TICKS = 4
 LONGEST = 48  # characters of a label
 SMALLEST_ERROR = 0.01  # percent: one image in 10,000
 
@@ -103,8 +108,9 @@ def _scale(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
         high = max(float(curve.high.max()) for curve in curves)
         low, high = _widened(low, high)
         axes.set_ylim(low, high)
-        ticks = [accuracy for accuracy in ACCURACIES if low <= accuracy <= high]
-        axes.yaxis.set_major_locator(FixedLocator(ticks) if len(ticks) > 1 else MaxNLocator(4))
+        rows = [[accuracy for accuracy in row if low <= accuracy <= high] for row in ACCURACIES]
+        ticks = next((row for row in rows if len(row) >= FEWEST_TICKS), None)
+        axes.yaxis.set_major_locator(FixedLocator(ticks) if ticks else MaxNLocator(FEWEST_TICKS))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     elif panel.scale == "log" and positive:

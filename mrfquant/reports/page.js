@@ -5,7 +5,12 @@
   const hidden = new Set();
   const SVG = "http://www.w3.org/2000/svg";
   const MARGIN = { left: 52, right: 14, top: 8, bottom: 26 };
-  const ACCURACIES = [0, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9];
+  // Ticks of the error scale: the second row for curves that the first gives too few.
+  const ACCURACIES = [
+    [0, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9],
+    [20, 40, 60, 70, 75, 80, 85, 88, 90, 92, 93, 94, 95, 96, 97, 97.5, 98, 98.5, 98.8, 99, 99.2, 99.4, 99.6, 99.8],
+  ];
+  const FEWEST_TICKS = 4;
   const SMALLEST_ERROR = 0.01; // percent: one image in 10,000
   const SHARED = 5; // length of a group's piece of a line that several groups share
 
@@ -48,8 +53,8 @@
       height: (v) => -Math.log10(Math.max(100 - v, SMALLEST_ERROR)),
       value: (h) => 100 - 10 ** -h,
       ticks: (low, high) => {
-        const ticks = ACCURACIES.filter((t) => t >= low && t <= high);
-        return ticks.length > 1 ? ticks : steps(low, high, 4);
+        const rows = ACCURACIES.map((row) => row.filter((t) => t >= low && t <= high));
+        return rows.find((row) => row.length >= FEWEST_TICKS) ?? steps(low, high, FEWEST_TICKS);
       },
     },
   };

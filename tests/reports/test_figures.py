@@ -53,6 +53,19 @@ def test_beta_and_loss_are_logarithmic_and_names_are_no_formulas(groups):
     assert texts["val_top1"] == ["PMF", "$BC_{$", "thin: relaxed, before rounding"]
 
 
+@pytest.mark.parametrize(
+    ("lowest", "highest", "ticks"),
+    [(60.0, 98.2, [80, 90, 95, 98]), (79.0, 92.5, [80, 85, 88, 90, 92]), (97.1, 97.9, [97.25, 97.5, 97.75])],
+)
+def test_accuracies_have_ticks_enough_to_read_them(make_run, told, lowest, highest, ticks):
+    records = [{"iteration": i, "val_top1": value} for i, value in enumerate((lowest, highest), 1)]
+    groups = group_runs([read_run(make_run("run", records=records), told.append)])
+    (panel, *_) = panels_of(groups)
+    axes = draw(panel, panel_curves(panel, groups), [group.label for group in groups]).axes[0]
+    low, high = axes.get_ylim()
+    assert [float(tick) for tick in axes.get_yticks() if low <= tick <= high] == pytest.approx(ticks)
+
+
 def test_metrics_of_zeros_and_of_full_marks_are_drawn(make_run, told, tmp_path):
     records = [{"iteration": i, "val_top1": 100.0, "flips": 0.0, "entropy": 0.0} for i in (1, 2)]
     run = read_run(make_run("done", records=records), told.append)
