@@ -32,7 +32,8 @@ class PARQ:
         end: share of the run after which it is done.
     """
 
-    by_shape = True  # matrices of rows
+    method = "PARQ"
+    by_shape = True  # matrices of rows, each with levels of its own
 
     def __init__(self, lr: float, iterations: Count, start: Fraction = 0.0, end: Fraction = 0.75) -> None:
         self.lr, self.start, self.end = lr, round(start * iterations), round(end * iterations)

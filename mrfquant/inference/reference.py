@@ -12,7 +12,11 @@ from mrfquant.labelling import Labelling
 
 @configurable(supplied=["labelling", "optimizer"])
 class Reference(Inference):
-    """Gradient descent on the weights: all parameters are free, none is labelled."""
+    """Gradient descent on the weights: all parameters are free, none is labelled.
+
+    Args:
+        optimizer: makes the optimizer of the parameters. One that quantizes by itself names its `method`.
+    """
 
     method = "REF"
     needs_levels = False
@@ -23,6 +27,7 @@ class Reference(Inference):
         if labelling.blocks:
             raise BadInput("Reference trains in floating point: remove Labelling.levels, or choose another inference")
         super().__init__(labelling, optimizer)
+        self.method = getattr(optimizer, "method", self.method)
 
     def start(self, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError("a labelling without levels has no blocks")

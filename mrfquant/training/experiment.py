@@ -24,6 +24,7 @@ from mrfquant.training.trainer import Trainer
 
 SMOKE_ITERATIONS = 20
 FITTED = 5_000  # images that a network may fit its start to
+SAID_BY_RECIPES = ("by_shape", "method")  # what a recipe of an optimizer may tell a solver
 KINDS: dict[str, tuple[type, str]] = {
     "dataset": (Dataset, "a data set, as @digits"),
     "model": (nn.Module, "a network, as @LeNet300"),
@@ -139,7 +140,7 @@ def _built(slot: str, part: Any) -> Any:
 def _with_clear_errors(optimizer: Callable[..., Any]) -> Callable[..., Any]:
     """The recipe, with torch's complaints about its settings as ours."""
 
-    @functools.wraps(optimizer)  # with what it says about itself, as ByShape does
+    @functools.wraps(optimizer)
     def build(parameters: Any) -> torch.optim.Optimizer:
         try:
             return _built("optimizer", optimizer(parameters))
@@ -149,4 +150,7 @@ def _with_clear_errors(optimizer: Callable[..., Any]) -> Callable[..., Any]:
             name, message = getattr(optimizer, "__name__", type(optimizer).__name__), str(error).split("\n")[0]
             raise BadInput(f"the optimizer {name} cannot be built: {message}", binding=name) from None
 
+    for name in SAID_BY_RECIPES:
+        if hasattr(optimizer, name):
+            setattr(build, name, getattr(optimizer, name))  # functools.wraps leaves out what the class says
     return build

@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 import mrfquant as mq
+from mrfquant.data import digits
+from mrfquant.models import LeNet300
 from mrfquant.training.experiment import Experiment
 
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.05, weight_decay=0.1)
@@ -340,6 +342,27 @@ def test_two_optimizers_from_gin(tmp_path):
     )
     experiment = Experiment(device=torch.device("cpu"), data_root=tmp_path)
     assert [group["lr"] for group in experiment.inference.param_groups] == [0.25, 0.001]
+
+
+class Peer:
+    """A recipe as a quantizing optimizer brings it: what it says about itself stands in its class."""
+
+    method = "PEER"
+    by_shape = True
+
+    def __call__(self, parameters):
+        self.shapes = [tuple(p.shape) for p in parameters]
+        return torch.optim.SGD(parameters, lr=0.1)
+
+
+def test_an_experiment_hands_on_what_a_recipe_says_about_itself(tmp_path):
+    peer = Peer()
+    experiment = Experiment(
+        dataset=digits, model=LeNet300, optimizer=peer, device=torch.device("cpu"), data_root=tmp_path
+    )
+    assert experiment.identity()["method"] == "PEER"
+    assert (300, 784) in peer.shapes  # matrices of rows
+    assert (300,) in peer.shapes
 
 
 # --- averages over time
