@@ -41,6 +41,8 @@ class Augmentation:
 
     def padded(self, images: Tensor) -> Tensor:
         """Images uint8 (n, c, h, w) with their borders: (n, c, h + 2 pad, w + 2 pad)."""
+        if self.cutout > min(sides := tuple(images.shape[2:])):
+            raise BadInput(f"a cutout of {self.cutout} pixels in images of {sides}, expected at most {min(sides)}")
         if self.border == "zeros":
             return functional.pad(images, (self.pad,) * 4)
         for axis in (2, 3):  # by indices: torch reflects no bytes
@@ -57,8 +59,6 @@ class Augmentation:
         corners = torch.randint(2 * self.pad + 1, (2, size), generator=generator)
         rows = [corners, torch.randint(2, (1, size), generator=generator)]
         if self.cutout:
-            if self.cutout > min(sides):
-                raise BadInput(f"a cutout of {self.cutout} pixels in images of {sides}, expected at most {min(sides)}")
             rows += [torch.randint(side - self.cutout + 1, (1, size), generator=generator) for side in sides]
         return torch.cat(rows)
 

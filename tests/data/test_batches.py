@@ -133,7 +133,7 @@ def test_borders_and_cutouts_that_cannot_be_are_refused(split):
     with pytest.raises(BadInput, match="a cutout of -1 pixels"):
         Augmentation(cutout=-1)
     with pytest.raises(BadInput, match=r"a cutout of 6 pixels in images of \(7, 5\), expected at most 5"):
-        next(stream(split, Augmentation(cutout=6)))
+        stream(split, Augmentation(cutout=6))
 
 
 def test_crops_and_flips_are_uniform():
