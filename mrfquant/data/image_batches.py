@@ -113,7 +113,8 @@ class ImageBatches(Batches):
         super().__init__(len(labels), floats, batch_size, seed, device, rank, world_size, "images")
         self._augment = augment
         self._images, self._labels = images, labels
-        self._sides = h, w = tuple(images.shape[2:])
+        h, w = images.shape[2:]
+        self._sides = (h, w)
         if augment:
             crops = augment.padded(images).unfold(2, h, 1).unfold(3, w, 1)
             self._images = crops.permute(0, 2, 3, 1, 4, 5)  # a view: (n, 2 pad + 1, 2 pad + 1, c, h, w)
