@@ -125,13 +125,8 @@ def _place(group: Group) -> tuple[str, float]:
 
 
 def _by_settings(runs: Sequence[Run]) -> Mapping[tuple[str, ...], list[Run]]:
-    """The runs of equal settings, keyed by words for what tells them apart.
-
-    Settings count that all of the runs have: one that only some have belongs to a part, whose name is a setting, too,
-    or to another version of the package.
-    """
-    known = [run.settings for run in runs if run.settings]
-    shared = [n for n in differing_settings(runs) if all(n in settings for settings in known)]
+    """The runs of equal settings, keyed by words for what tells them apart."""
+    shared = shared_differing_settings(runs)
     apart: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         apart.setdefault(tuple(run.settings.get(name, NONE) for name in shared), []).append(run)
@@ -182,6 +177,13 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
     return sorted((n for n in names if len({settings.get(n) for settings in known}) > 1), key=str.lower)
 
 
+def shared_differing_settings(runs: Sequence[Run]) -> list[str]:
+    """Those of the differing settings that all runs have: one that only some have belongs to a part, whose name is a
+    setting, too, or to another version of the package."""
+    known = [run.settings for run in runs if run.settings]
+    return [name for name in differing_settings(runs) if all(name in settings for settings in known)]
+
+
 def setting_values(group: Group, name: str) -> list[str]:
     """The different values of a setting within a group: one, as a rule."""
     return sorted({printable(run.settings.get(name, NONE)) for run in group.runs if run.settings})
@@ -221,7 +223,7 @@ def check_groups(groups: Sequence[Group], by: Sequence[str] | None, warn: Warn) 
     """Warn of means that are not what they seem: settings or seeds mixed, stand-in data."""
     for group in groups:
         name = group.label
-        if by is not None and (mixed := differing_settings(group.runs)):
+        if by is not None and (mixed := shared_differing_settings(group.runs)):
             shown = ", ".join(mixed[:4]) + (f" and {len(mixed) - 4} more" if len(mixed) > 4 else "")
             hint = ",".join([*by, mixed[0]])
             warn(f"{name} mixes runs of different settings ({shown}); to keep them apart: --by {hint}")

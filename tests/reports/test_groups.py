@@ -124,6 +124,13 @@ def test_a_group_that_mixes_settings_or_repeats_seeds_is_told(groups, told):
     ]
 
 
+def test_a_setting_that_an_older_run_does_not_know_mixes_nothing(groups, told):
+    (group,) = groups({}, {"seed": 1}, by=["method"])
+    group.runs[1].settings["cifar10.cutout"] = "0"
+    check_groups([group], ["method"], told.append)
+    assert told == []
+
+
 def test_by_default_a_configuration_is_a_group_whatever_its_seeds(groups):
     found = groups(
         *({"top1": 97.0 + seed, "seed": seed, "rho": rho} for seed in (0, 1) for rho in (1.02, 1.2)),
