@@ -37,7 +37,7 @@ STYLE: dict[Any, Any] = {  # the keys are matplotlib's own
 }
 # Ticks of the error scale: the second row for curves that the first gives too few; page.js has them, too.
 ACCURACIES = (
-    (0, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9),
+    (50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9),
     (20, 40, 60, 70, 75, 80, 85, 88, 90, 92, 93, 94, 95, 96, 97, 97.5, 98, 98.5, 98.8, 99, 99.2, 99.4, 99.6, 99.8),
 )
 FEWEST_TICKS = 4

@@ -7,7 +7,7 @@
   const MARGIN = { left: 52, right: 14, top: 8, bottom: 26 };
   // Ticks of the error scale: the second row for curves that the first gives too few.
   const ACCURACIES = [
-    [0, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9],
+    [50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9],
     [20, 40, 60, 70, 75, 80, 85, 88, 90, 92, 93, 94, 95, 96, 97, 97.5, 98, 98.5, 98.8, 99, 99.2, 99.4, 99.6, 99.8],
   ];
   const FEWEST_TICKS = 4;

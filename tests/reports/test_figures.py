@@ -55,7 +55,12 @@ def test_beta_and_loss_are_logarithmic_and_names_are_no_formulas(groups):
 
 @pytest.mark.parametrize(
     ("lowest", "highest", "ticks"),
-    [(60.0, 98.2, [80, 90, 95, 98]), (79.0, 92.5, [80, 85, 88, 90, 92]), (97.1, 97.9, [97.25, 97.5, 97.75])],
+    [
+        (9.0, 91.9, [20, 40, 60, 70, 75, 80, 85, 88, 90, 92]),
+        (60.0, 98.2, [80, 90, 95, 98]),
+        (79.0, 92.5, [80, 85, 88, 90, 92]),
+        (97.1, 97.9, [97.25, 97.5, 97.75]),
+    ],
 )
 def test_accuracies_have_ticks_enough_to_read_them(make_run, told, lowest, highest, ticks):
     records = [{"iteration": i, "val_top1": value} for i, value in enumerate((lowest, highest), 1)]
