@@ -29,7 +29,6 @@ from .inference import (
 
 # models of the loss, and the distribution that u stands for
 from .energies import (
-    CliquePotts as CliquePotts,
     Energy as Energy,
     FirstOrderTaylor as FirstOrderTaylor,
     PairwiseEnergy as PairwiseEnergy,
@@ -41,6 +40,14 @@ from .energies import (
     FlipNoise as FlipNoise,
 )
 from .inference.entropies import Entropy as Entropy, TreeEntropy as TreeEntropy
+
+# what labels may be together, and how they are relaxed
+from .families import (
+    Distribution as Distribution,
+    Family as Family,
+    Gradient as Gradient,
+    Independent as Independent,
+)
 
 # maps onto the simplex
 from .projections import (

@@ -93,23 +93,62 @@ def configurable(part: Any = None, *, supplied: Sequence[str] = ()) -> Any:
     if part is None:
         return functools.partial(configurable, supplied=supplied)
     if inspect.isclass(part):
-        part.__init__ = _checked(part.__init__, supplied)  # type: ignore[method-assign]
+        part.__init__ = _checked(part.__init__, supplied, _inherited(part))  # type: ignore[method-assign]
     else:
         part = _checked(part, supplied)
+    plain = part.__init__
     if twins := [s for s in registered_as(part.__name__) if s != f"{part.__module__}.{part.__name__}"]:
         raise BadInput(f"{part.__module__}.{part.__name__} has the name of {twins[0]}: give it another")
     with gin.unlock_config():  # a module may be imported after a configuration was read
-        return gin.configurable(part, denylist=list(supplied) or None)
+        registered = gin.configurable(part, denylist=list(supplied) or None)
+    if inspect.isclass(part):
+        _bind_to_itself_alone(part, plain)
+    return registered
 
 
-def _checked(function: Callable[..., Any], supplied: Sequence[str]) -> Callable[..., Any]:
+def checked(function: Part) -> Part:
+    """Check the settings that a function is called with, or a class built with, against the types in its signature."""
+    return _checked(function, ())  # type: ignore[return-value]
+
+
+def _bind_to_itself_alone(part: type, plain: Callable[..., None]) -> None:
+    """Keep gin's bindings of a class from reaching its subclasses, which hand on what they want it to have."""
+    bound = part.__init__  # type: ignore[misc]
+
+    @functools.wraps(bound)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        (bound if type(self) is part else plain)(self, *args, **kwargs)
+
+    part.__init__ = __init__  # type: ignore[misc]
+
+
+def _inherited(part: type) -> list[inspect.Parameter]:
+    """Return the keyword-only parameters that a constructor with **settings hands on to its parent's."""
+    if all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(part.__init__).parameters.values()):  # type: ignore[misc]
+        return []
+    parent = inspect.signature(part.__mro__[1].__init__)  # type: ignore[misc]
+    return [p for p in parent.parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+
+def _checked(
+    function: Callable[..., Any], supplied: Sequence[str], inherited: Sequence[inspect.Parameter] = ()
+) -> Callable[..., Any]:
     signature = inspect.signature(function)
+    if inherited:
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        names = {p.name for p in own}
+        signature = signature.replace(parameters=[*own, *(p for p in inherited if p.name not in names)])
+
+    closed = all(p.kind is not p.VAR_KEYWORD for p in signature.parameters.values())
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         # Unwrapped: a class may inherit the __init__ of one that was registered before it.
         hints = _hints(inspect.unwrap(function))
         name = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
+        if unknown := kwargs.keys() - signature.parameters.keys() - {"self"} if closed else None:
+            known = [n for n in signature.parameters if n not in ("self", *supplied)]
+            raise BadInput(f"{name} has no setting {min(unknown)!r}: it has {', '.join(known)}")
         given = signature.bind_partial(*args, **kwargs).arguments
         for parameter, declared in signature.parameters.items():
             if declared.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):

@@ -1,14 +1,12 @@
 """Energies: models of the expected loss around a labelling."""
 
 from mrfquant.energies.base import Energy
-from mrfquant.energies.cliques import CliquePotts
 from mrfquant.energies.pairwise import PairwiseEnergy
 from mrfquant.energies.priors import CodeLength, FlipNoise, LabelPrior, Prior, TargetHistogram
 from mrfquant.energies.sum import SumOf
 from mrfquant.energies.taylor import FirstOrderTaylor
 
 __all__ = [
-    "CliquePotts",
     "CodeLength",
     "Energy",
     "FirstOrderTaylor",

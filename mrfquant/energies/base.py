@@ -3,47 +3,37 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from mrfquant.labelling import Block, Labelling
+from mrfquant.families import Distribution, Gradient
+from mrfquant.labelling import Labelling
 
-Part = TypeVar("Part", bound="Energy")
-
-
-class Means(Protocol):
-    """u of a block where it is a function of its mean, the weights w = u q, as on a line."""
-
-    def chance(self, label: int) -> tuple[Tensor, Tensor]:
-        """u of a label, and its derivative with respect to w: (m,) each, which may be overwritten."""
+Term = TypeVar("Term", bound="Energy")
+Distributions = Callable[[], Sequence[Distribution] | None]
 
 
 class Energy(ABC):
-    """E^k(u): a model of the expected loss around the present labelling, block by block.
+    """E^k: a model of the expected loss around the present labelling, block by block.
 
-    It reads what the block holds at step k, the weights w^k and the gradient g^k that backward left there. A subclass
-    writes `value` and `gradient`, in the forms of `mrfquant.projections`. An energy that depends on u through the
-    weights alone also says so by `weight_gradient`, which makes its step faster. What it remembers from step to step
-    goes into `state_dict`.
+    It reads what a block holds at step k, the weights w^k and the gradient g^k that backward left there. A subclass
+    writes `value` and `gradient`. What it remembers from step to step goes into `state_dict`.
 
     Attributes:
-        iteration: the step under way, as the solver tells it before `begin_step`.
         budget: how many steps there will be in all, None if unknown; see `prepare`.
         temperature: what the loss divides the network's outputs by; likewise.
     """
 
     by_weight = False  # whether it treats each weight by itself, so that parts of blocks can be handed to it
-    iteration = 0
+    begins: ClassVar[bool] = False  # whether `begin_step` does something
     budget: int | None = None
     temperature = 1.0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for said in ("weight_gradient", "label_costs", "mean_gradient", "by_weight"):
-            if "gradient" in vars(cls) and said not in vars(cls):
-                setattr(cls, said, getattr(Energy, said))  # the parent's does not fit it
+        cls.begins = cls.begin_step is not Energy.begin_step
 
     def prepare(self, budget: int | None, temperature: float) -> None:
         """Hear about the run from the solver, before its first step and when the budget changes."""
@@ -52,61 +42,32 @@ class Energy(ABC):
     def attach(self, labelling: Labelling) -> None:  # noqa: B027 - most energies read blocks only
         """Meet the labelling before the first step, with the network whose parameters it has."""
 
-    def begin_step(self, us: Iterable[tuple[Block, Tensor | None]]) -> None:  # noqa: B027 - most need one block at a time
-        """Called at the start of every step, when the gradients are there, with every block and its present u.
+    def begin_step(self, iteration: int, distributions: Distributions) -> None:  # noqa: B027 - most need one block only
+        """Begin a step, when the gradients are there.
 
         Args:
-            us: computed as they are asked for, so an energy that does not need them pays nothing; u is None for a
-                solver without a distribution over labels.
+            iteration: the number of the step.
+            distributions: computes the present distribution of every block; None for a solver that has none.
         """
 
     @abstractmethod
-    def value(self, block: Block, u: Tensor) -> Tensor:
-        """E^k(u), a scalar, up to a constant that does not depend on u."""
+    def value(self, p: Distribution) -> Tensor:
+        """Return E^k of a distribution over the labels of a block: a scalar, up to a constant."""
 
     @abstractmethod
-    def gradient(self, block: Block, u: Tensor) -> Tensor:
-        """The gradient of E^k at the present u: planes (d, m), or a pair's half difference (m,); a new tensor."""
+    def gradient(self, p: Distribution) -> Gradient:
+        """Return the gradient of E^k at the present distribution over the labels of a block."""
 
-    def weight_gradient(self, block: Block) -> Tensor | None:
-        """The gradient of E^k with respect to w = u q, (m,), if it depends on u through w alone; None otherwise.
+    def values(self, p: Distribution) -> dict[str, Tensor]:
+        """Return the value by the name under which it is recorded; a sum of energies has one for each of them."""
+        return {type(self).__name__: self.value(p)}
 
-        It says the same as `gradient` in fewer numbers. It may be `block.g` itself: solvers may overwrite it. Where
-        there are `label_costs`, it is the gradient of what remains of E^k without them, None for nothing.
-        """
-        return None
-
-    def label_costs(self, block: Block) -> Tensor | None:
-        """What of E^k is a cost of each label, alike for all weights of a parameter: (parts, d), a row for each part
-        of the block; None if there is nothing of the kind, or if the rest of E^k is more than `weight_gradient` says.
-
-        With it the gradient on u is that of the weights plus the costs, which takes no planes to say.
-        """
-        return None
-
-    def mean_gradient(self, block: Block, means: Means) -> Tensor | None:
-        """The gradient with respect to w (m,) of E^k where u is a function of w; None takes the way by `gradient`.
-
-        An energy that knows it, from the chances of a few labels, saves the solver the planes of all of them.
-        """
-        total, costs = self.weight_gradient(block), self.label_costs(block)
-        if costs is None:
-            return total
-        for label in range(block.d):
-            term = means.chance(label)[1].mul_(block.each(costs[:, label]))
-            total = term if total is None else term.add_(total)
-        return total
-
-    def values(self, block: Block, u: Tensor) -> dict[str, Tensor]:
-        """The value by the name under which it is recorded; a sum of energies has one for each of them."""
-        return {type(self).__name__: self.value(block, u)}
-
-    def find(self, kind: type[Part]) -> Part | None:
-        """The energy itself if it is of a kind; a sum looks among its energies, too."""
+    def find(self, kind: type[Term]) -> Term | None:
+        """Return the energy itself if it is of a kind; a sum looks among its terms, too."""
         return self if isinstance(self, kind) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """What an energy with a memory needs to go on; nothing by default."""
+        """Return what an energy with a memory needs to go on; nothing by default."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027

@@ -12,6 +12,7 @@ from mrfquant.compute import present_team
 from mrfquant.config.settings import Count, Damping, NonNegative, configurable
 from mrfquant.energies.base import Energy
 from mrfquant.errors import BadInput
+from mrfquant.families import Distribution, Gradient
 from mrfquant.labelling import Block, Labelling
 from mrfquant.labelling.flat import part_of
 from mrfquant.pairwise.curvature import curved_layers, damped, groups, output_curvature, second_moments
@@ -107,25 +108,23 @@ class PairwiseEnergy(Energy):
         """The curvature of each weight by itself, (m,); None before the first gathering."""
         return self._diagonals.get(block.start)
 
-    def value(self, block: Block, u: Tensor) -> Tensor:
-        mean, variance = block.moments(u)
+    def value(self, p: Distribution) -> Tensor:
+        block, mean = p.block, p.mean()
         value = block.g @ mean
         if (diagonal := self.diagonal(block)) is None:
             return value
         change = mean - block.w
-        return value + (change @ self._times_curvature(block, change) + diagonal @ variance) / 2
+        return value + (change @ self._times_curvature(block, change) + diagonal @ p.variance()) / 2
 
-    def gradient(self, block: Block, u: Tensor) -> Tensor:
-        # At the present u the expected weights are w^k: only the variances add to the first order's gradient.
-        gradient = block.gradient_on_u(block.g)
+    def gradient(self, p: Distribution) -> Gradient:
+        # At the present distribution the expected weights are w^k: only the variances add to the first order's.
+        block = p.block
         if (diagonal := self.diagonal(block)) is None:
-            return gradient
-        scale = 1 if block.scale is None else block.scale
-        if block.is_pair:
-            half = block.levels.half_gap * scale
-            return gradient - half * half * diagonal * u
+            return Gradient(weights=block.g)
+        if block.scale is not None:
+            diagonal = diagonal * block.scale * block.scale
         q = block.q[:, None]
-        return gradient + (diagonal * scale * scale) * q * (q / 2 - block.q @ u)
+        return Gradient(weights=block.g, marginals=diagonal * q * (q / 2 - block.q @ p.probabilities()))
 
     def _times_curvature(self, block: Block, change: Tensor) -> Tensor:
         product = torch.zeros_like(change)

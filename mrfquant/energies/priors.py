@@ -2,7 +2,7 @@
 
 A prior is E^k(u) = sum over the weights j of <c_l, u_j>, with costs c_l (d,) of the labels for every parameter l, the
 same for all weights of it. It is linear in u, so its mean-field form is exact, and it goes into the product with the
-gradient on the weights at next to no cost (`Energy.label_costs`). The costs are constants, or those of a function of
+gradient on the weights at next to no cost (`Gradient.costs`). The costs are constants, or those of a function of
 the present labelling, linearised at the start of a step.
 """
 
@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mrfquant.config.settings import Count, Damping, Fraction, configurable
-from mrfquant.energies.base import Energy
+from mrfquant.energies.base import Distributions, Energy
 from mrfquant.errors import BadInput, BadSetting
+from mrfquant.families import Distribution, Gradient
 from mrfquant.labelling import Block, Labelling
 
 Which = str | Sequence[str] | Callable[..., Any]
@@ -41,17 +42,16 @@ class Prior(Energy):
 
     @abstractmethod
     def costs(self, block: Block) -> Tensor:
-        """Of every label, for each part of the block: (parts, d), or (d,) if they are all alike."""
+        """Return the costs of the labels for each parameter of the block: (parameters, d), or (d,) if they are all alike."""
 
-    def label_costs(self, block: Block) -> Tensor:
+    def value(self, p: Distribution) -> Tensor:
+        return (p.block.repeat_per_weight(self._chosen_costs(p.block).T) * p.probabilities()).sum()
+
+    def gradient(self, p: Distribution) -> Gradient:
+        return Gradient(costs=self._chosen_costs(p.block))
+
+    def _chosen_costs(self, block: Block) -> Tensor:
         return self._chosen[block.start] * self.costs(block)
-
-    def value(self, block: Block, u: Tensor) -> Tensor:
-        return (block.each(self.label_costs(block).T) * block.probabilities(u)).sum()
-
-    def gradient(self, block: Block, u: Tensor) -> Tensor:
-        costs = self.label_costs(block).T
-        return block.each((costs[1] - costs[0]) / 2 if block.is_pair else costs).clone()
 
 
 @configurable
@@ -93,7 +93,7 @@ class LabelPrior(Prior):
 class SharePrior(Prior):
     """The base of priors on s, the share that each label has of a parameter's weights under the present u.
 
-    s (parts, d) is counted anew every `interval` steps, half a weight of each label added, so that none is 0.
+    s (parameters, d) is counted anew every `interval` steps, half a weight of each label added, so that none is 0.
     """
 
     def __init__(self, which: Which = "everything", interval: Count = 50) -> None:
@@ -104,18 +104,18 @@ class SharePrior(Prior):
 
     @abstractmethod
     def costs_of(self, shares: Tensor) -> Tensor:
-        """The costs (parts, d) for the shares (parts, d)."""
+        """Return the costs (parameters, d) for the shares (parameters, d)."""
 
     def attach(self, labelling: Labelling) -> None:
         super().attach(labelling)
-        self._shares = {b.start: b.q.new_full((len(b.parts), b.d), 1 / b.d) for b in self.blocks}
+        self._shares = {b.start: b.q.new_full((len(b.parameter_sizes), b.d), 1 / b.d) for b in self.blocks}
 
-    def begin_step(self, us: Iterable[tuple[Block, Tensor | None]]) -> None:
+    def begin_step(self, iteration: int, distributions: Distributions) -> None:
         if self._begun % self.interval == 0:
-            for block, u in us:
-                if u is None:
-                    raise BadInput(f"{type(self).__name__} counts labels by u, and this solver has none")
-                self._shares[block.start] = shares_of(block, u)
+            if (found := distributions()) is None:
+                raise BadInput(f"{type(self).__name__} counts labels by their distribution, and this solver has none")
+            for p in found:
+                self._shares[p.block.start] = shares_of(p)
         self._begun += 1
 
     def costs(self, block: Block) -> Tensor:
@@ -129,10 +129,10 @@ class SharePrior(Prior):
         self._shares = {start: shares.to(self._shares[start]) for start, shares in state["shares"].items()}
 
 
-def shares_of(block: Block, u: Tensor) -> Tensor:
-    """Of the labels, for each part of a block, half a weight of each label added: (parts, d)."""
-    parts = block.probabilities(u).split(block.parts, 1)
-    return torch.stack([(part.sum(1) + 0.5) / (part.shape[1] + block.d / 2) for part in parts])
+def shares_of(p: Distribution) -> Tensor:
+    """Return the share of each label in each parameter of a block, half a weight of each added: (parameters, d)."""
+    parts, d = p.probabilities().split(p.block.parameter_sizes, 1), p.block.d
+    return torch.stack([(part.sum(1) + 0.5) / (part.shape[1] + d / 2) for part in parts])
 
 
 @configurable
@@ -220,14 +220,14 @@ class FlipNoise(Prior):
 
     def attach(self, labelling: Labelling) -> None:
         super().attach(labelling)
-        self._squares = {block.start: block.q.new_zeros(len(block.parts), 1) for block in self.blocks}
+        self._squares = {block.start: block.q.new_zeros(len(block.parameter_sizes), 1) for block in self.blocks}
 
-    def begin_step(self, us: Iterable[tuple[Block, Tensor | None]]) -> None:
+    def begin_step(self, iteration: int, distributions: Distributions) -> None:
         if self._begun % self.interval == 0:
             self._mass += (1 - self._mass) * (1 - self.decay)
             for block in self.blocks:
                 square = block.g.square() if block.scale is None else (block.g * block.scale).square()
-                present = torch.stack([part.mean() for part in square.split(block.parts)])
+                present = torch.stack([part.mean() for part in square.split(block.parameter_sizes)])
                 self._squares[block.start].lerp_(present[:, None], 1 - self.decay)
         self._begun += 1
 

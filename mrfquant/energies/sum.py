@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mrfquant.config.settings import configurable
-from mrfquant.energies.base import Energy, Means, Part
+from mrfquant.energies.base import Distributions, Energy, Term
 from mrfquant.errors import BadSetting
-from mrfquant.labelling import Block, Labelling
+from mrfquant.families import Distribution, Gradient
+from mrfquant.labelling import Labelling
 from mrfquant.schedules import Schedule
 
 
@@ -24,7 +25,7 @@ class SumOf(Energy):
     A sum of `FirstOrderTaylor` and priors whose labels have costs (`LabelPrior`) steps as fast as the first alone.
 
     Args:
-        energies: the parts, each attached to the whole labelling.
+        energies: the terms, each attached to the whole labelling.
         weights: of each of them a number of at least 0, or a schedule of the iteration; all 1 by default.
     """
 
@@ -37,11 +38,11 @@ class SumOf(Energy):
         for weight in weights:
             if not isinstance(weight, Schedule) and not 0 <= weight < math.inf:
                 raise BadSetting("SumOf.weights", weights, "finite numbers of at least 0, or schedules")
-        self.energies, self.weights = list(energies), weights
+        self.energies, self.weights, self.iteration = list(energies), weights, 0
 
-    def weight(self, number: int) -> float:
-        """Of the energy of that number, at the present iteration."""
-        weight = self.weights[number]
+    def current_weight(self, index: int) -> float:
+        """Return the scheduled weight of term `index`, at the present iteration."""
+        weight = self.weights[index]
         return weight(self.iteration, self.budget) if isinstance(weight, Schedule) else float(weight)
 
     def prepare(self, budget: int | None, temperature: float) -> None:
@@ -53,57 +54,32 @@ class SumOf(Energy):
         for energy in self.energies:
             energy.attach(labelling)
 
-    def begin_step(self, us: Iterable[tuple[Block, Tensor | None]]) -> None:
-        # Each u is computed once, when the first of them asks for it, and kept until the last has had it.
-        for energy, own in zip(self.energies, itertools.tee(us, len(self.energies)), strict=True):
-            energy.iteration = self.iteration
-            energy.begin_step(own)
+    def begin_step(self, iteration: int, distributions: Distributions) -> None:
+        self.iteration = iteration
+        once = functools.cache(distributions)  # computed when the first of them asks for it
+        for energy in self.energies:
+            energy.begin_step(iteration, once)
 
-    def value(self, block: Block, u: Tensor) -> Tensor:
-        return self._weighted(energy.value(block, u) for energy in self.energies)
+    def value(self, p: Distribution) -> Tensor:
+        return torch.stack([self.current_weight(i) * e.value(p) for i, e in enumerate(self.energies)]).sum()
 
-    def values(self, block: Block, u: Tensor) -> dict[str, Tensor]:
-        """Those of the energies, without their weights; names that appear twice get numbers."""
+    def values(self, p: Distribution) -> dict[str, Tensor]:
+        """Return those of the terms, without their weights; names that appear twice get numbers."""
         found: dict[str, Tensor] = {}
         for energy in self.energies:
-            for name, value in energy.values(block, u).items():
+            for name, value in energy.values(p).items():
                 name, *_ = name.split()
                 taken = sum(other.split()[0] == name for other in found)
                 found[f"{name} {taken + 1}" if taken else name] = value
         return found
 
-    def gradient(self, block: Block, u: Tensor) -> Tensor:
-        return self._weighted(energy.gradient(block, u) for energy in self.energies)
-
-    def weight_gradient(self, block: Block) -> Tensor | None:
-        return None if (parts := self._linear(block)) is None else _sum((weight, g) for weight, g, _ in parts)
-
-    def label_costs(self, block: Block) -> Tensor | None:
-        return None if (parts := self._linear(block)) is None else _sum((weight, costs) for weight, _, costs in parts)
-
-    def mean_gradient(self, block: Block, means: Means) -> Tensor | None:
-        total = None
-        for number, energy in enumerate(self.energies):
-            if (term := energy.mean_gradient(block, means)) is None:
-                return None
-            weight = self.weight(number)
-            if total is None:
-                total = term if weight == 1 else term * weight
-            else:  # in the place of the term, which may be overwritten unless it is the block's
-                total = torch.add(total, term, alpha=weight, out=None if term is block.g else term)
+    def gradient(self, p: Distribution) -> Gradient:
+        total = Gradient()
+        for index, energy in enumerate(self.energies):
+            total = total.plus(energy.gradient(p), self.current_weight(index))
         return total
 
-    def _linear(self, block: Block) -> list[tuple[float, Tensor | None, Tensor | None]] | None:
-        """Weight, gradient on the weights and costs of labels of each energy; None if one of them is more than that."""
-        found = []
-        for number, energy in enumerate(self.energies):
-            g, costs = energy.weight_gradient(block), energy.label_costs(block)
-            if g is None and costs is None:
-                return None
-            found.append((self.weight(number), g, costs))
-        return found
-
-    def find(self, kind: type[Part]) -> Part | None:
+    def find(self, kind: type[Term]) -> Term | None:
         found = (energy.find(kind) for energy in self.energies)
         return super().find(kind) or next((energy for energy in found if energy is not None), None)
 
@@ -115,18 +91,3 @@ class SumOf(Energy):
         for energy, saved in zip(self.energies, state["energies"], strict=True):
             if saved:
                 energy.load_state_dict(saved)
-
-    def _weighted(self, terms: Iterable[Tensor]) -> Tensor:
-        total = _sum((self.weight(number), term) for number, term in enumerate(terms))
-        assert total is not None
-        return total
-
-
-def _sum(terms: Iterable[tuple[float, Tensor | None]]) -> Tensor | None:
-    """Of tensors times their weights; the tensor itself if there is one only, with the weight 1; None without any."""
-    total = None
-    for weight, term in terms:
-        if term is not None:
-            term = term if weight == 1 else term * weight
-            total = term if total is None else total + term
-    return total

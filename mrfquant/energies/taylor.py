@@ -6,20 +6,17 @@ from torch import Tensor
 
 from mrfquant.config.settings import configurable
 from mrfquant.energies.base import Energy
-from mrfquant.labelling import Block
+from mrfquant.families import Distribution, Gradient
 
 
 @configurable
 class FirstOrderTaylor(Energy):
-    """E^k(u) = <g^k, u q>: linear, so the weights do not interact and u's gradient is g^k qᵀ everywhere."""
+    """E^k = <g^k, E[w]>: linear, so the weights do not interact, and its gradient on the expected weights is g^k."""
 
     by_weight = True
 
-    def value(self, block: Block, u: Tensor) -> Tensor:
-        return (self.gradient(block, u) * u).sum()
+    def value(self, p: Distribution) -> Tensor:
+        return p.block.g @ p.mean()
 
-    def gradient(self, block: Block, u: Tensor) -> Tensor:
-        return block.gradient_on_u(block.g)
-
-    def weight_gradient(self, block: Block) -> Tensor:
-        return block.g
+    def gradient(self, p: Distribution) -> Gradient:
+        return Gradient(weights=p.block.g)

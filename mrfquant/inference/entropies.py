@@ -14,7 +14,8 @@ from mrfquant.energies.pairwise import LayerCurvature
 from mrfquant.errors import BadInput
 from mrfquant.labelling import Block
 from mrfquant.pairwise.trees import SpanningTree
-from mrfquant.projections import Projection, Softmax
+from mrfquant.projections import Line, Projection, Softmax
+from mrfquant.projections.base import Costs
 
 
 class Entropy(ABC):
@@ -59,6 +60,8 @@ class TreeEntropy(Entropy):
 class TreeSoftmax(Projection):
     """Softmax, but for layers with curvature the marginals of the tree; an approximate Jacobian stays softmax's own."""
 
+    by_weight = False
+
     def __init__(self, block: Block, softmax: Softmax, energy: PairwiseEnergy, entropy: TreeEntropy) -> None:
         self.block, self.softmax, self.energy, self.entropy = block, softmax, energy, entropy
         self.strength = entropy.strength
@@ -71,9 +74,11 @@ class TreeSoftmax(Projection):
                 layer.write(plane, values)
         return out
 
-    def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+    def mean(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
+        if not line.is_pair:
+            return super().mean(aux, line, beta, out)
         found = [(layer, self._pair_marginals(layer, aux, beta)) for layer in self._layers()]
-        out = self.softmax.pair(aux, beta, out)
+        out = self.softmax.mean(aux, line, beta, out)
         for layer, t in found:
             layer.write(out, t)
         return out
@@ -86,18 +91,21 @@ class TreeSoftmax(Projection):
                 layer.write(plane, values)
         return out
 
-    def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
+    def mean_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
+        if not line.is_pair:
+            return super().mean_vjp(t, delta, beta, aux, line)
         both, gradient = torch.stack([-aux, aux]), torch.stack([-delta, delta])
         products = [(layer, self._product(layer, gradient, both, beta)) for layer in self._exact_layers()]
-        out = self.softmax.pair_vjp(t, delta, beta, aux)
+        out = self.softmax.mean_vjp(t, delta, beta, aux, line)
         for layer, product in products:
             layer.write(out, (product[1] - product[0]) / 2)
         return out
 
-    def weights_vjp(self, u: Tensor, q: Tensor, w: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
-        if self.softmax.jacobian == "exact":
-            return super().weights_vjp(u, q, w, g, beta, aux)
-        return self.softmax.weights_vjp(u, q, w, g, beta, aux)
+    def weights_vjp(
+        self, u: Tensor, q: Tensor, w: Tensor | None, g: Tensor, beta: float, aux: Tensor, costs: Costs | None = None
+    ) -> Tensor:
+        product = super().weights_vjp if self.softmax.jacobian == "exact" else self.softmax.weights_vjp
+        return product(u, q, w, g, beta, aux, costs)
 
     def _layers(self) -> list[LayerCurvature]:
         return self.energy.curvatures(self.block) if self.strength else []

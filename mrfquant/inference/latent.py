@@ -4,6 +4,7 @@ straight-through training."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class LatentInference(Inference):
     def start_at(self, block: Block, w: Tensor) -> Tensor:
         return w
 
-    def gradient(self, block: Block, x: Tensor) -> Tensor | None:
+    def update(self, block: Block, x: Tensor) -> Tensor | None:
         """The loss's own, straight through whatever makes the weights of the latent ones."""
         return block.g if block.scale is None else block.g.mul_(block.scale)
 
@@ -52,10 +53,10 @@ class BinaryConnect(LatentInference):
     relaxed = False
     by_weight = True
 
-    def __init__(self, labelling: Labelling, optimizer: OptimizerRecipe) -> None:
-        super().__init__(labelling, optimizer)
+    def __init__(self, labelling: Labelling, optimizer: OptimizerRecipe, **settings: Any) -> None:
+        super().__init__(labelling, optimizer, **settings)
 
-    def project(self, block: Block, x: Tensor) -> None:
+    def write(self, block: Block, x: Tensor) -> None:
         self.clip(block, x)
         block.write_labels(block.nearest(x))
 
@@ -83,9 +84,10 @@ class ProxQuant(LatentInference):
         reg_rate: Positive = 1e-4,
         epoch: Count = 500,
         freeze: Fraction = 0.9,
+        **settings: Any,
     ) -> None:
         self.reg_rate, self.epoch, self.freeze = reg_rate, epoch, freeze
-        super().__init__(labelling, optimizer)
+        super().__init__(labelling, optimizer, **settings)
 
     @property
     def frozen(self) -> bool:
@@ -96,10 +98,10 @@ class ProxQuant(LatentInference):
             raise BadInput("ProxQuant freezes near the end of the run: set the solver's budget to its number of steps")
         return self.iteration >= self.freeze * self.budget
 
-    def gradient(self, block: Block, x: Tensor) -> Tensor | None:
-        return None if self.frozen else super().gradient(block, x)
+    def update(self, block: Block, x: Tensor) -> Tensor | None:
+        return None if self.frozen else super().update(block, x)
 
-    def project(self, block: Block, x: Tensor) -> None:
+    def write(self, block: Block, x: Tensor) -> None:
         nearest = torch.index_select(block.q, 0, block.nearest(x))
         if self.frozen:
             x.copy_(nearest)
@@ -125,12 +127,12 @@ class StraightThrough(LatentInference):
     method = "STE"
     relaxed = False
 
-    def __init__(self, labelling: Labelling, optimizer: OptimizerRecipe) -> None:
+    def __init__(self, labelling: Labelling, optimizer: OptimizerRecipe, **settings: Any) -> None:
         if labelling.blocks and (labelling.scales is None or labelling.scales.sharing is None):
             raise BadInput("StraightThrough fits scales: set Labelling.scale to 'layer', 'channel' or 'group'")
-        if labelling.learned is not None:
-            raise BadSetting("Labelling.learn_scale", True, "False for StraightThrough, which fits the scales itself")
-        super().__init__(labelling, optimizer)
+        super().__init__(labelling, optimizer, **settings)
+        if self.learned_scales is not None:
+            raise BadSetting("Experiment.learn_scale", True, "False for StraightThrough, which fits the scales itself")
 
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
         return draw()
@@ -138,10 +140,10 @@ class StraightThrough(LatentInference):
     def start_at(self, block: Block, w: Tensor) -> Tensor:
         return block.w.clone()  # exactly; w is in units of the levels
 
-    def gradient(self, block: Block, x: Tensor) -> Tensor | None:
+    def update(self, block: Block, x: Tensor) -> Tensor | None:
         return block.g
 
-    def project(self, block: Block, x: Tensor) -> None:
+    def write(self, block: Block, x: Tensor) -> None:
         scales = self.labelling.scales
         assert scales is not None
         magnitudes = [abs(q) for q in block.levels.values if q]

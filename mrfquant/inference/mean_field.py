@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -40,16 +41,17 @@ class MeanField(ProjectedInference):
         energy: Energy | None = None,
         damping: Damping = 0.999,
         entropy: Entropy | None = None,
+        **settings: Any,
     ) -> None:
         self.damping = damping
         projection, beta = Softmax("reference"), beta or Constant(1.0)
-        super().__init__(labelling, optimizer, projection, beta, energy, auxiliary=True, entropy=entropy)
+        super().__init__(labelling, optimizer, projection, beta, energy, entropy=entropy, **settings)
 
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
-        # Scaled so that the first u is as undecided as the other solvers' is at beta = 1; on a line it is.
-        x = super().start(block, draw)
-        return x if block.number in self._lines else x.div_(self.beta)
+        # Scaled so that the first u is as undecided as the other solvers' is at beta = 1.
+        return super().start(block, lambda: draw() / self.beta)
 
-    def gradient(self, block: Block, x: Tensor) -> None:
-        g = self._on_variables(block, x)
+    def update(self, block: Block, x: Tensor) -> None:
+        family = self.family(block)
+        g = family.mean_gradient(self.energy.gradient(family.distribution(x, self.beta)), x, self.beta)
         x.mul_(self.damping).sub_(g, alpha=1 - self.damping)

@@ -20,7 +20,7 @@ for _name in torch.optim.__all__:
         gin.external_configurable(_class, module="torch.optim", denylist=["params"])
 
 
-class Together(torch.optim.Optimizer):
+class ChainedOptimizer(torch.optim.Optimizer):
     """Optimizers that step as one: their groups one after the other, their states side by side."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
@@ -67,7 +67,7 @@ class Together(torch.optim.Optimizer):
         self.param_groups = [group for part in self.parts for group in part.param_groups]  # theirs, no copies
 
 
-class Averaged(Together):
+class LookaheadOptimizer(ChainedOptimizer):
     """What `Lookahead` makes of an optimizer, or of several that step as one."""
 
     def __init__(self, parts: tuple[torch.optim.Optimizer, ...], every: int, share: float) -> None:
@@ -124,10 +124,10 @@ class ByShape:
         self.matrices, self.rest = matrices, rest
         self.by_shape = True  # what the solver asks a recipe for
 
-    def __call__(self, parameters: list[Any]) -> Together:
+    def __call__(self, parameters: list[Any]) -> ChainedOptimizer:
         """The two, for tensors or for groups of them."""
         groups = parameters if parameters and isinstance(parameters[0], dict) else [{"params": parameters}]
-        return Together(
+        return ChainedOptimizer(
             self.matrices(_only(groups, lambda tensor: tensor.dim() == 2)),
             self.rest(_only(groups, lambda tensor: tensor.dim() != 2)),
         )
@@ -154,11 +154,11 @@ class Lookahead:
         self.optimizer, self.every, self.share = optimizer, every, share
         self.by_shape = bool(getattr(optimizer, "by_shape", False))
 
-    def __call__(self, parameters: list[Any]) -> Averaged:
+    def __call__(self, parameters: list[Any]) -> LookaheadOptimizer:
         """The optimizer for tensors or for groups of them."""
         optimizer = self.optimizer(parameters)
-        parts = optimizer.parts if isinstance(optimizer, Together) else (optimizer,)
-        return Averaged(parts, self.every, self.share)
+        parts = optimizer.parts if isinstance(optimizer, ChainedOptimizer) else (optimizer,)
+        return LookaheadOptimizer(parts, self.every, self.share)
 
 
 def _only(groups: list[dict[str, Any]], fits: Callable[[Tensor], bool]) -> list[dict[str, Any]]:

@@ -1,22 +1,20 @@
-"""The solvers that differ by their projection: PMF (softmax), PGD (sparsemax), PICM (hardmax) and mirror descent.
-
-Each passes on every argument of `ProjectedInference`, so that none is left for gin to fill in with that one's.
-"""
+"""The solvers that differ by their projection: PMF (softmax), PGD (sparsemax), PICM (hardmax) and mirror descent."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import Tensor
 
 from mrfquant.config.settings import configurable
 from mrfquant.energies import Energy
+from mrfquant.families.line import CLIP_SPACING
 from mrfquant.inference.base import OptimizerRecipe
 from mrfquant.inference.entropies import Entropy
 from mrfquant.inference.projected import DefaultAnnealing, ProjectedInference
 from mrfquant.labelling import Block, Labelling
 from mrfquant.projections import Hardmax, Jacobian, Softmax, Sparsemax
 from mrfquant.schedules import Constant, Schedule
-
-CLIPPED = 0.5  # spacing on the line of variables that are kept in the simplex
 
 
 @configurable(supplied=["labelling", "optimizer"])
@@ -41,9 +39,9 @@ class ProximalMeanField(ProjectedInference):
         jacobian: Jacobian = "reference",
         auxiliary: bool = True,
         entropy: Entropy | None = None,
+        **settings: Any,
     ) -> None:
-        beta = beta or DefaultAnnealing(1.02, 1e3 if auxiliary else 10.0)
-        super().__init__(labelling, optimizer, Softmax(jacobian), beta, energy, auxiliary, entropy)
+        super().__init__(labelling, optimizer, Softmax(jacobian), beta, energy, auxiliary, entropy, **settings)
         if not auxiliary:
             self.method = "PMF without auxiliary"
 
@@ -61,9 +59,10 @@ class SparsemaxPGD(ProjectedInference):
         beta: Schedule | None = None,
         energy: Energy | None = None,
         auxiliary: bool = True,
+        **settings: Any,
     ) -> None:
         beta = beta or DefaultAnnealing(1.01, 1e3 if auxiliary else 1.2)
-        super().__init__(labelling, optimizer, Sparsemax(), beta, energy, auxiliary, None)
+        super().__init__(labelling, optimizer, Sparsemax(), beta, energy, auxiliary, **settings)
 
 
 @configurable(supplied=["labelling", "optimizer"])
@@ -80,21 +79,23 @@ class ProximalICM(ProjectedInference):
     by_weight = True
 
     def __init__(
-        self, labelling: Labelling, optimizer: OptimizerRecipe, energy: Energy | None = None, clip: bool = True
+        self,
+        labelling: Labelling,
+        optimizer: OptimizerRecipe,
+        energy: Energy | None = None,
+        clip: bool = True,
+        **settings: Any,
     ) -> None:
-        self.clip, self._nearest = clip, Sparsemax()
-        super().__init__(labelling, optimizer, Hardmax(), Constant(1.0), energy, True, None)
+        self.clip = clip
+        super().__init__(labelling, optimizer, Hardmax(), Constant(1.0), energy, **settings)
 
-    def spacing(self, block: Block, start: str, beta: float) -> float:
-        return CLIPPED
+    def spacing(self, block: Block) -> float:
+        return CLIP_SPACING
 
-    def project(self, block: Block, x: Tensor) -> None:
-        if self.clip and block.number not in self._planes:
-            reach = CLIPPED * (block.d - 1)
-            x.clamp_(-reach, reach)
-        elif self.clip:
-            self._nearest.planes(x, 1.0, out=x)
-        super().project(block, x)
+    def write(self, block: Block, x: Tensor) -> None:
+        if self.clip:
+            self.family(block).clip(x)
+        super().write(block, x)
 
 
 @configurable(supplied=["labelling", "optimizer"])
@@ -112,9 +113,10 @@ class MirrorDescent(ProjectedInference):
         optimizer: OptimizerRecipe,
         beta: Schedule | None = None,
         energy: Energy | None = None,
+        **settings: Any,
     ) -> None:
-        projection = Softmax("straight_through")
-        super().__init__(labelling, optimizer, projection, beta or DefaultAnnealing(1.02, 1e4), energy, True, None)
+        beta = beta or DefaultAnnealing(1.02, 1e4)
+        super().__init__(labelling, optimizer, Softmax("straight_through"), beta, energy, **settings)
 
     @property
     def product_beta(self) -> float:

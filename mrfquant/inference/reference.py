@@ -23,13 +23,13 @@ class Reference(Inference):
     relaxed = False
     by_weight = True
 
-    def __init__(self, labelling: Labelling, optimizer: OptimizerRecipe) -> None:
+    def __init__(self, labelling: Labelling, optimizer: OptimizerRecipe, **settings: Any) -> None:
         if labelling.blocks:
             raise BadInput("Reference trains in floating point: remove Labelling.levels, or choose another inference")
-        super().__init__(labelling, optimizer)
+        super().__init__(labelling, optimizer, **settings)
         self.method = getattr(optimizer, "method", self.method)
 
     def start(self, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError("a labelling without levels has no blocks")
 
-    gradient = project = labels = start
+    update = write = labels = start

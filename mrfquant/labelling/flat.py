@@ -23,14 +23,21 @@ class FlatParameters:
     Parameters of half precision are views of a second pair of vectors in their type; `w` and `g` are float32, so that
     small updates add up. `publish` rounds `w` to what the network has, `collect` adds its gradients to `g`.
 
+    Args:
+        parameters: by name. team: the processes that share the vectors, if they do. adopts_writes: whether values that
+            others write to the parameters are taken over.
+
     Attributes:
         w: (m,) values. g: (m,) gradient, accumulated by backward.
         dtype: of the network's parameters.
         spans: name -> (start, stop) within the vectors, in the order given.
-        shards: how processes share the vectors out; None if they do not.
+        shards: how processes share the vectors; None if they do not.
+        any_frozen: whether a parameter asked for no gradient when `collect` looked last.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], team: Team | None = None) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], team: Team | None = None, adopts_writes: bool = False
+    ) -> None:
         kinds = {(p.dtype, p.device) for p in parameters.values()}
         if len(kinds) > 1:
             found = ", ".join(f"{dtype} on {device}" for dtype, device in sorted(kinds, key=str))
@@ -46,6 +53,7 @@ class FlatParameters:
         self.w, self.g = self._room_w[:m], self._room_g[:m]
         # What the network reads and backward writes: these very vectors, if the precision allows it.
         half = self.dtype != wide
+        self._adopts_writes = adopts_writes and half
         self._seen_w = torch.empty_like(self.w, dtype=self.dtype) if half else self.w
         self._seen_g = torch.zeros_like(self._seen_w) if half else self.g
         self.spans: dict[str, tuple[int, int]] = {}
@@ -76,9 +84,14 @@ class FlatParameters:
         Raises:
             BadInput: the parameters themselves are no views any more.
         """
+        if self._adopts_writes:
+            self._adopt_written()
         values, gradients = self._seen_w.data_ptr(), self._seen_g.data_ptr()  # shared memory moves them
+        self.any_frozen = False
         for name, place in self._places.items():  # two pointers each: microseconds
             p = self._parameters[name]
+            if not p.requires_grad:
+                self.any_frozen = True
             if p.data_ptr() != values + place:
                 raise _cut(name)
             if p.grad is None or p.grad.data_ptr() != gradients + place:
@@ -116,14 +129,12 @@ class FlatParameters:
         if self._seen_w is not self.w:
             self._seen_w.copy_(self.w)
 
-    def adopt_written(self) -> None:
-        """Take into `w` what was written to parameters beside it, where these have memory of their own."""
-        if self._seen_w is self.w:
-            return
+    def _adopt_written(self) -> None:
+        """Take into `w` what others have written to the parameters, which have memory of their own."""
         for name, p in self._parameters.items():
             if p._version != self._versions[name]:
                 self.view(name, self.w).copy_(p.detach())
-        self.accept()
+        self.mark_clean()
 
     def zero_gradient(self) -> None:
         """Clear what backward has accumulated."""
@@ -137,7 +148,7 @@ class FlatParameters:
         return list(self._parameters.values())
 
     def parameter(self, name: str) -> nn.Parameter:
-        """One of them."""
+        """Return the parameter of that name."""
         return self._parameters[name]
 
     def span_of(self, names: Iterable[str]) -> tuple[int, int]:
@@ -158,8 +169,8 @@ class FlatParameters:
                     "load first and build a labelling with start='weights' after it"
                 )
 
-    def accept(self) -> None:
-        """Take the parameters as they are for what the vectors say."""
+    def mark_clean(self) -> None:
+        """Remember the parameters' versions, to detect later writes by others."""
         self._versions = {name: p._version for name, p in self._parameters.items()}
 
     def release(self) -> None:
@@ -176,7 +187,7 @@ class FlatParameters:
     def _attach(self) -> None:
         for name, p in self._parameters.items():
             p.grad = self.view(name, self._seen_g)
-        self.accept()
+        self.mark_clean()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has vectors of its own: its parameters are views of them, at other places."""

@@ -12,23 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from mrfquant.compute import present_team
-from mrfquant.config.settings import Count, Positive, configurable
+from mrfquant.config.settings import Count, configurable
 from mrfquant.errors import BadInput, BadSetting
-from mrfquant.labelling.block import Block, Form
+from mrfquant.labelling.block import Block
 from mrfquant.labelling.flat import FlatParameters
-from mrfquant.labelling.groups import Groups, groups_by_name
 from mrfquant.labelling.levels import LevelSet
 from mrfquant.labelling.scales import Scales, Sharing
 from mrfquant.labelling.selection import PRESETS
 from mrfquant.text import aligned
 
 Levels = Sequence[float] | LevelSet
-OFF_LEVELS = 0.05  # of a scale, that a weight on a level may be off it, in any precision
+LEVEL_TOLERANCE = 0.05  # in units of the scale: how far a weight on a level may be off it, in any precision
 
 
 @configurable(supplied=["model"])
 class Labelling:
-    """The trainable parameters of a network as variables: labelled ones in blocks, the others free.
+    """The trainable parameters of a network: which take which levels, with which scales, and which are free.
 
     All labelled parameters lie in one vector, block after block, and all free ones in another; the network's own
     parameters become views of them. Parameters that appear twice count once, frozen ones stay outside.
@@ -36,43 +35,24 @@ class Labelling:
     Args:
         model: the network, already on its device.
         levels: the levels of every labelled parameter, or a mapping from name patterns (as in a shell: '*' and '?') to
-            levels of which the first that matches counts; None labels nothing.
+            levels, of which the first that matches counts; None labels nothing.
         which: what is labelled: 'everything', as in the paper; 'weights', those of linear, convolutional, attention and
             recurrent layers; 'inner weights', these without the first and the last layer's; or a function from the
             network to the names, such as `weights_of(nn.Linear)`. Patterns choose among these.
         exclude: patterns of names that stay free in any case.
-        start: where solvers start: 'random', as in the paper, or 'weights', at the weights that the network has, so
-            that a trained one keeps what it has learned. Take a `scale` for it: the levels have to reach the weights.
-            Scales that are not a number are multiplied by `reach` for it, and it pays to learn them. 'labels' is for a
-            network that has been rounded (`mrfquant.round_network`): its weights are on levels times scales, which are
-            read off them, and solvers start at their labels.
         scale: 'none' uses the levels as they are; a number multiplies them; 'layer', 'channel' and 'group' multiply the
             levels of each tensor, of each slice along its first dimension (a layer's output channel), or of each run
             of `group_size` weights of such a slice, by the mean magnitude of the initial weights there over that of
             the levels, as Binary Weight Networks do. Where all of these are 0, a random start's magnitude is taken.
-        learn_scale: let the optimizer move the scales together with the variables.
-        groups: settings of the optimizer for some of the parameters, as {"norms and biases": {"weight_decay": 0.0}}. A
-            key is a pattern of names, 'labelled', 'norms and biases' (parameters of fewer than two dimensions, and
-            those of norms), a name that `which` takes, or a function from the network to names; the first that fits
-            counts. What fits none has the optimizer's own settings. 'scales' are the learned ones, always a group.
         group_size: weights that share a scale where it is 'group'; the last run of a slice may be shorter.
-        reach: how far the levels go where solvers start at the weights, in mean magnitudes of these: twice it reaches
-            nine of ten weights; a deep network with batch norm needs four times to begin where the float one is.
-        form: of the auxiliary variables of three levels and more: 'line', a number for each weight, or 'planes', one
-            for each level of it, as in the paper; see `mrfquant.projections`. Two levels have one number in any case.
-        shard: let processes that train together share the variables out: each keeps and moves those of its part, with
-            the optimizer's state, and has the network's weights and gradient in full. For solvers, energies and
-            optimizers that treat each weight by itself. Alone, it changes nothing.
 
     Attributes:
         model: the network.
         labelled: the labelled parameters in one vector.
         free: the other parameters in one vector.
-        blocks: views of `labelled`, one per level set and group.
-        sharded: whether processes share the variables out.
-        parts: what this process keeps variables for of each block: the blocks themselves, if they are not shared out.
-        settings: of the optimizer, one mapping for each group.
-        scale_settings: likewise for learned scales.
+        blocks: views of `labelled`, one per level set and optimizer group.
+        local_blocks: what this process keeps variables for: the blocks themselves, unless processes share them.
+        sharded: whether processes share the variables.
         scales: of runs of weights, or None for 1.
     """
 
@@ -83,62 +63,57 @@ class Labelling:
         exclude: Sequence[str] = (),
         scale: Literal["none", "layer", "channel", "group"] | float = "none",
         which: Literal["everything", "weights", "inner weights"] | Callable[..., Any] = "everything",
-        start: Literal["random", "weights", "labels"] = "random",
-        learn_scale: bool = False,
-        groups: Groups | None = None,
         group_size: Count = 64,
-        reach: Positive = 2.0,
-        form: Form = "line",
-        shard: bool = False,
     ) -> None:
         if isinstance(scale, bool) or (not isinstance(scale, str) and not 0 < scale < math.inf):
             raise BadSetting("Labelling.scale", scale, "'none', 'layer', 'channel', 'group' or a number above 0")
         if isinstance(exclude, str):
             raise BadSetting("Labelling.exclude", exclude, f"a list of patterns, as [{exclude!r}]")
-        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if not trainable:
+        self.model, self._scale, self._group_size = model, scale, group_size
+        self._trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self._trainable:
             raise BadInput("the network has no trainable parameter: there is nothing to label or to train")
-        self.model, self.start, self.reach = model, start, reach
         selected = PRESETS[which](model) if isinstance(which, str) else set(which(model))
         names = dict(model.named_parameters(remove_duplicate=False))
         if unknown := selected - names.keys():
             raise BadInput(f"Labelling.which selects {min(unknown)!r}: there is no such parameter", "Labelling.which")
         chosen = {id(names[name]) for name in selected}  # a parameter may have several names
-        sets = {n: s for n, s in _sets_by_name(trainable, levels, exclude).items() if id(trainable[n]) in chosen}
-        if levels is not None and not sets:
+        sets = _sets_by_name(self._trainable, levels, exclude)
+        self._sets = {name: found for name, found in sets.items() if id(self._trainable[name]) in chosen}
+        if levels is not None and not self._sets:
             raise BadInput("which and exclude leave no parameter to label: leave something in", "Labelling.exclude")
-        groups = dict(groups or {})
-        self.scale_settings = dict(groups.pop("scales", {}))
-        if self.scale_settings and not learn_scale:
-            raise BadSetting(
-                "Labelling.groups", {"scales": ...}, "Labelling.learn_scale = True with settings of scales"
-            )
-        self.grouped = bool(groups)
-        self.settings, self.group_of = groups_by_name(model, trainable, set(sets), groups)
-        rank = {level_set: place for place, level_set in enumerate(dict.fromkeys(sets.values()))}
-        ordered = sorted(sets, key=lambda n: (rank[sets[n]], self.group_of[n]))  # stable: one group changes nothing
-        free = sorted((n for n in trainable if n not in sets), key=self.group_of.__getitem__)
-        team = present_team()
+        self.lay_out()
+
+    def lay_out(self, group_of: Mapping[str, int] | None = None, shard: bool = False) -> None:
+        """Lay the parameters out in memory: by level set and optimizer group, in the network's order otherwise.
+
+        Args:
+            group_of: the number of each trainable parameter's group; all are in one by default.
+            shard: let processes that train together share the variables.
+        """
+        trainable, sets, team = self._trainable, self._sets, present_team()
+        self.group_of = dict.fromkeys(trainable, 0) if group_of is None else dict(group_of)
         self.sharded = shard and team.world_size > 1
-        self.labelled = FlatParameters({n: trainable[n] for n in ordered}, team if self.sharded else None)
-        self.free = FlatParameters({n: trainable[n] for n in free}, team if self.sharded else None)
-        if learn_scale and scale == "none":
-            raise BadSetting("Labelling.learn_scale", True, "False where there is no scale: set Labelling.scale")
-        self.scales = self._scales(sets, scale, group_size, learn_scale)
+        rank = {level_set: place for place, level_set in enumerate(dict.fromkeys(sets.values()))}
+        labelled = sorted(sets, key=lambda n: (rank[sets[n]], self.group_of[n]))  # stable: one group changes nothing
+        free = sorted((n for n in trainable if n not in sets), key=self.group_of.__getitem__)
+        self.labelled = FlatParameters({n: trainable[n] for n in labelled}, team if self.sharded else None)
+        self.free = FlatParameters({n: trainable[n] for n in free}, team if self.sharded else None, adopts_writes=True)
+        self.scales = self._new_scales()
         self.blocks: list[Block] = []
-        for (level_set, group), names_in_it in groupby(ordered, lambda n: (sets[n], self.group_of[n])):
-            together = list(names_in_it)
+        for (level_set, group), names in groupby(labelled, lambda n: (sets[n], self.group_of[n])):
+            together = list(names)
             first, last = self.labelled.span_of(together)
             w, g = self.labelled.w[first:last], self.labelled.g[first:last]
-            part = None if self.scale is None else self.scale[first:last]
+            scale = None if self.scale is None else self.scale[first:last]
             sizes, number = tuple(trainable[n].numel() for n in together), len(self.blocks)
-            self.blocks.append(Block(level_set, first, w, g, part, group, self.labelled.dtype, form, sizes, number))
-        self.parts = self.blocks
+            self.blocks.append(Block(level_set, first, w, g, scale, group, self.labelled.dtype, sizes, number))
+        self.local_blocks = self.blocks
         if (shards := self.labelled.shards) is not None:
-            self.parts = [b.part(*shards.span(b.start, b.start + b.m)) for b in self.blocks]
+            self.local_blocks = [b.narrow(*shards.span(b.start, b.start + b.m)) for b in self.blocks]
 
     def __len__(self) -> int:
-        """The number of labelled variables."""
+        """Return the number of labelled weights."""
         return len(self.labelled)
 
     @property
@@ -146,10 +121,15 @@ class Labelling:
         """The scale of every labelled weight (m,), or None for 1."""
         return None if self.scales is None else self.scales.each
 
-    @property
-    def learned(self) -> Scales | None:
-        """The scales, if the optimizer moves them."""
-        return self.scales if self.scales is not None and self.scales.learned else None
+    def fit_scales(self, reach: float = 1.0) -> None:
+        """Fit the scales to the present weights, and multiply them by `reach`; a scale that was given is kept."""
+        if self.scales is not None and self.scales.sharing is not None:
+            self.scales.spread(self._fitted_scales(self.scales, reach))
+
+    def read_scales(self) -> None:
+        """Read the scales off weights that lie on levels times scales; a scale that was given is kept."""
+        if self.scales is not None and self.scales.sharing is not None:
+            self.scales.spread(self._scales_of_labels(self.scales))
 
     def initial_weights(self) -> Tensor:
         """A random start (m,): Xavier-uniform for tensors of two or more dimensions, N(0, 0.1²) for the others."""
@@ -159,14 +139,15 @@ class Labelling:
         return start
 
     @property
-    def order(self) -> list[int] | None:
-        """Where the parameters are in the vectors: their numbers in the network's order; None without groups."""
+    def flat_permutation(self) -> list[int] | None:
+        """The numbers, in the network's order, of the parameters as the vectors have them; None if all are in one group."""
+        if len(set(self.group_of.values())) < 2:
+            return None
         numbers = {name: number for number, name in enumerate(self.group_of)}
-        return [numbers[name] for name in (*self.labelled.spans, *self.free.spans)] if self.grouped else None
+        return [numbers[name] for name in (*self.labelled.spans, *self.free.spans)]
 
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        """What backward has accumulated, of the labelled and of the free parameters: (m,) each."""
-        self.free.adopt_written()
+    def collect_gradients(self) -> tuple[Tensor, Tensor]:
+        """Return what backward has accumulated for the labelled and for the free parameters: (m,) each."""
         self.labelled.collect()
         self.free.collect()
         return self.labelled.g, self.free.g
@@ -183,23 +164,10 @@ class Labelling:
             if p.requires_grad and name not in self.labelled.spans and name not in self.free.spans:
                 raise BadInput(f"{name} was frozen when the labelling was built, and is not now: build it again")
 
-    def frozen(self, variables: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """The parts of the variables, and of the free parameters, that belong to parameters frozen by now, each with
-        a copy; one of `variables` for each part, with the weights along its last dimension."""
-        parts = [self.free.w[first:last] for first, last in self.free.frozen()]
-        for first, last in self.labelled.frozen():
-            for part, x in zip(self.parts, variables, strict=True):
-                start, stop = max(first, part.start), min(last, part.start + part.m)
-                if start < stop:
-                    parts.append(x[..., start - part.start : stop - part.start])
-            if self.learned is not None:
-                parts.append(self.learned.part(first, last))
-        return [(part, part.clone()) for part in parts]
-
-    def accept_weights(self) -> None:
-        """Take the weights as they are for what the solver has made of its variables."""
-        self.labelled.accept()
-        self.free.accept()
+    def mark_clean(self) -> None:
+        """Remember the parameters' versions, to detect later writes by others."""
+        self.labelled.mark_clean()
+        self.free.mark_clean()
 
     def scatter_gradients(self) -> None:
         """Replace this process's part of the gradients, when they are collected, by the mean over the processes."""
@@ -222,7 +190,7 @@ class Labelling:
         self.free.release()
 
     def names_in(self, block: Block) -> list[str]:
-        """Of the parameters whose weights are in a block; for a part of one, in the whole block."""
+        """Return the names of the parameters in a block; for a shard, of those in the whole block."""
         block = self.blocks[block.number]
         return [n for n, (first, _) in self.labelled.spans.items() if block.start <= first < block.start + block.m]
 
@@ -297,36 +265,35 @@ class Labelling:
             if not torch.stack([values == (level * own).to(values.dtype) for level in q]).any(0).all():
                 raise BadInput(f"{name} has weights that are not on the levels {q.tolist()}")
 
-    def _scales(
-        self, sets: Mapping[str, LevelSet], scale: str | float, group_size: int, learned: bool
-    ) -> Scales | None:
-        if scale == "none":
+    def _new_scales(self) -> Scales | None:
+        if self._scale == "none":
             return None
-        if not isinstance(scale, str):
-            scales = Scales(self.labelled, None, learned=learned)
-            scales.each.fill_(scale)
+        if not isinstance(self._scale, str):
+            scales = Scales(self.labelled, None)
+            scales.each.fill_(self._scale)
         else:
-            scales = Scales(self.labelled, cast(Sharing, scale), group_size, learned)
-            read = self._scales_of_labels if self.start == "labels" else self._initial_scales
-            scales.spread(read(sets, scales))
-        scales.read()
+            scales = Scales(self.labelled, cast(Sharing, self._scale), self._group_size)
+            scales.spread(self._fitted_scales(scales))
         return scales
 
-    def _initial_scales(self, sets: Mapping[str, LevelSet], scales: Scales) -> Tensor:
-        """The mean magnitude of the weights of each run over that of their levels, with some reach: (c,)."""
+    def _fitted_scales(self, scales: Scales, reach: float = 1.0) -> Tensor:
+        """Return the mean magnitude of the weights of each run over that of their levels, times `reach`: (c,)."""
         magnitudes = scales.average(self.labelled.w.abs())
         for name, (first, last) in self.labelled.spans.items():
             found = magnitudes[scales.span(first, last)]
             if not (found > 0).all():
                 usual = _random_start(torch.empty_like(self.labelled.view(name, self.labelled.w))).abs().mean()
                 found.copy_(torch.where(found > 0, found, usual))
-            levels = [abs(v) for v in sets[name].values]
-            found.mul_(self.reach if self.start == "weights" else 1.0).div_(sum(levels) / len(levels))
+            levels = [abs(v) for v in self._sets[name].values]
+            found.mul_(reach).div_(sum(levels) / len(levels))
         return magnitudes
 
-    def _scales_of_labels(self, sets: Mapping[str, LevelSet], scales: Scales) -> Tensor:
-        """Of weights that are on scaled levels, of each run: (c,). The largest magnitude of a run is that of one of the
-        levels; which one is what all its weights fit."""
+    def _scales_of_labels(self, scales: Scales) -> Tensor:
+        """Return the scale of each run of weights that are on scaled levels: (c,).
+
+        The largest magnitude of a run is that of one of the levels: the one that all its weights fit.
+        """
+        sets = self._sets
         largest, w = scales.largest(self.labelled.w.abs()), self.labelled.w
         best, least = torch.ones_like(largest), torch.full_like(largest, torch.inf)
         order = sorted({abs(v) for level_set in sets.values() for v in level_set.values if v}, reverse=True)
@@ -342,11 +309,11 @@ class Labelling:
             error = scales.largest((w / scales.each - levels).abs())
             best, least = torch.where(error < least, trial, best), torch.minimum(error, least)
         for name, span in self.labelled.spans.items():
-            if not (least[scales.span(*span)] < OFF_LEVELS).all():
+            if not (least[scales.span(*span)] < LEVEL_TOLERANCE).all():
                 raise BadInput(
                     f"{name} is not on the levels {list(sets[name].values)} times a scale: round the network first, or "
-                    "set Labelling.start = 'weights'",
-                    "Labelling.start",
+                    "start at its weights: start='weights'",
+                    "Experiment.start",
                 )
         return best
 

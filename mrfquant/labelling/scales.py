@@ -23,22 +23,15 @@ class Scales:
     neighbouring weights of such a slice ('group'); a parameter of one dimension is one run. Where the scale is a given
     number (None), parameters are runs.
 
-    Learned, they are s = exp(θ) in w = s u q: θ is what an optimizer moves, so s stays positive and a step is a
-    relative change. The gradient with respect to θ is the sum of g w over the run; it is divided by the root of the
-    run's length, as in LSQ (Esser et al., 2020), so that it is of the size of a weight's.
-
     Attributes:
         each: (m,) the scale of every weight.
         sharing: what a run is.
         lengths: (c,) the number of weights of every run.
         group_size: None but for 'group'.
-        log: θ (c,) if the scales are learned, and of length 0 if not.
     """
 
-    def __init__(
-        self, labelled: FlatParameters, sharing: Sharing | None, group_size: int | None = None, learned: bool = False
-    ) -> None:
-        self.sharing, self.learned = sharing, learned
+    def __init__(self, labelled: FlatParameters, sharing: Sharing | None, group_size: int | None = None) -> None:
+        self.sharing = sharing
         self.group_size = group_size if sharing == "group" else None
         self.each = torch.ones_like(labelled.w)
         self._runs: list[tuple[int, int, Tensor, Runs]] = []
@@ -56,7 +49,6 @@ class Scales:
             count += runs.count
         lengths = [length for *_, runs in self._runs for length in runs.lengths]
         self.lengths = torch.tensor(lengths, device=self.each.device)
-        self.log = self.each.new_zeros(count if learned else 0)
 
     def average(self, x: Tensor, start: int = 0) -> Tensor:
         """The mean over each run (c,) of values (m,), or of those of the weights from `start` on that x has."""
@@ -74,26 +66,13 @@ class Scales:
                 runs.spread(values[: runs.count], part_of(self.each, p, first))
                 values = values[runs.count :]
 
-    def read(self) -> None:
-        """Set θ from the scales of the weights."""
-        if self.learned:
-            torch.cat([runs.firsts(part) for part, runs in self._parts(self.each, 0)], out=self.log).log_()
-
-    def write(self) -> None:
-        """Set the scales of the weights from θ."""
-        self.spread(self.log.exp())
-
-    def gradient(self, g: Tensor, w: Tensor) -> Tensor:
-        """With respect to θ, from the gradient on the weights and the weights: (c,)."""
-        return self.average(g * w) * self.lengths.to(w.dtype).sqrt()
+    def of_runs(self) -> Tensor:
+        """Return the scale of each run: (c,)."""
+        return torch.cat([runs.firsts(part) for part, runs in self._parts(self.each, 0)])
 
     def span(self, first: int, last: int) -> slice:
         """The place among all runs of those of the parameter from `first` to `last` of the labelled vector."""
         return self._places[first, last]
-
-    def part(self, first: int, last: int) -> Tensor:
-        """θ of the parameter from `first` to `last` of the labelled vector."""
-        return self.log[self.span(first, last)]
 
     def _parts(self, x: Tensor, start: int) -> Iterator[tuple[Tensor, Runs]]:
         """The part of x for each parameter, in its shape, and how that is cut."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from mrfquant.energies.base import Energy
+from mrfquant.energies.base import Distributions, Energy
+from mrfquant.families import Distribution, Gradient
 from mrfquant.labelling import Block
 
 if TYPE_CHECKING:
@@ -26,17 +26,16 @@ class FactorGraphEnergy(Energy):
         self.graph = graph
         self._fields = torch.zeros(graph.size, dtype=graph.dtype, device=graph.device)
 
-    def begin_step(self, us: Iterable[tuple[Block, Tensor | None]]) -> None:
-        flat = torch.cat([block.probabilities(u).reshape(-1) for block, u in us if u is not None])
-        self._fields = self.graph.fields(flat)
+    def begin_step(self, iteration: int, distributions: Distributions) -> None:
+        u = torch.cat([p.probabilities().reshape(-1) for p in distributions() or ()])
+        self._fields = self.graph.fields(u)
 
-    def value(self, block: Block, u: Tensor) -> Tensor:
-        return -(self._part(block) * block.probabilities(u)).sum()
+    def value(self, p: Distribution) -> Tensor:
+        return -(self._part(p.block) * p.probabilities()).sum()
 
-    def gradient(self, block: Block, u: Tensor) -> Tensor:
-        fields = self._part(block)
-        return (fields[0] - fields[1]) / 2 if block.is_pair else -fields
+    def gradient(self, p: Distribution) -> Gradient:
+        return Gradient(marginals=-self._part(p.block))
 
     def _part(self, block: Block) -> Tensor:
-        """The fields of a block's variables as they were when the step began: (d, m)."""
+        """Return the fields of a block's variables as they were when the step began: (d, m)."""
         return next(c for c in self.graph.by_cardinality if c.labels == block.d).planes(self._fields)

@@ -52,7 +52,7 @@ class Relaxation(Solver):
         with torch.random.fork_rng(devices=[graph.device] if graph.device.type == "cuda" else []):
             torch.manual_seed(seed)
             energy = FactorGraphEnergy(graph.floored(PENALTY))
-            self.inference = inference(Labelling(model, levels, form="planes"), optimizer, energy=energy)
+            self.inference = inference(Labelling(model, levels), optimizer, energy=energy, form="planes")
         if start is not None:
             self._warm(start)
         self._u = self._read()
@@ -82,15 +82,14 @@ class Relaxation(Solver):
         return [self._u] if self.inference.relaxed else [x.clone() for x in self.inference.variables]
 
     def _read(self) -> Tensor:
-        us = [(block, self.inference.marginals(block, x)) for block, x in self.inference.items()]
-        return torch.cat([block.probabilities(u).reshape(-1) for block, u in us if u is not None])
+        return torch.cat([p.probabilities().reshape(-1) for p in self.inference.distributions() or ()])
 
     def _warm(self, start: Tensor) -> None:
         with torch.no_grad():
-            for c, (block, x) in zip(self.graph.by_cardinality, self.inference.items(), strict=True):
+            for c, x in zip(self.graph.by_cardinality, self.inference.variables, strict=True):
                 log_u = c.planes(start).log().clamp(min=-LARGEST_LOG_U)
-                x.copy_((log_u[1] - log_u[0]) / 2 if block.is_pair else log_u)
-            self.inference.project_all()
+                x.copy_((log_u[1] - log_u[0]) / 2 if x.dim() == 1 else log_u)  # of a pair, half the difference
+            self.inference.write_all()
 
 
 def _levels(labels: int) -> list[float]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-PART = 2**18  # variables of a line whose planes are made at once: they need memory for a moment only
-FADED = 1e-30  # probability that no sum of them notices
+CHUNK = 2**18  # variables of a line whose planes are made at once: they need memory for a moment only
+NEGLIGIBLE = 1e-30  # a probability that no sum of them notices
 
 
 class Line:
@@ -40,16 +40,21 @@ class Line:
         self.levels = tuple(self.p.tolist())
         self.grid = _grid(self.levels)
 
+    @property
+    def is_pair(self) -> bool:
+        """Whether there are two levels: t = u_2 - u_1, and `spacing` plays no role."""
+        return self.top == 1
+
     def planes(self, a: Tensor) -> Tensor:
-        """ũ (d, m) of a (m,)."""
+        """Return ũ (d, m) of a (m,)."""
         return torch.addcmul(self.shift[:, None], self.p[:, None], a)
 
     def pulled(self, v: Tensor) -> Tensor:
-        """The gradient with respect to a (m,) of one with respect to ũ (d, m)."""
+        """Return the gradient with respect to a (m,) of one with respect to ũ (d, m)."""
         return (self.centred @ v).div_(self.square)
 
     def slope(self, a: Tensor, u: Tensor, v: Tensor) -> Tensor:
-        """The gradient with respect to t (m,) of what has the gradient v (d, m) with respect to the u (d, m) of a (m,).
+        """Return the gradient with respect to t (m,) of what has the gradient v (d, m) with respect to u (d, m) of a (m,).
 
         Where u is decided, it is the slope from its label to the one that comes next.
         """
@@ -57,17 +62,17 @@ class Line:
         first, second = likeliest[:1], likeliest[1:]
         # From the likeliest label, so that nothing is lost where the others have next to nothing of u.
         p, v = self.p[:, None] - self.p[first], v - v.gather(0, first)
-        u = u.scatter_add(0, second, torch.full_like(u[:1], FADED))
+        u = u.scatter_add(0, second, torch.full_like(u[:1], NEGLIGIBLE))
         up, mean = u * p, (u * p).sum(0)
         covariance, variance = (up * v).sum(0) - mean * (u * v).sum(0), (up * p).sum(0) - mean * mean
         return covariance.div_(variance).mul_(self.top)
 
     def mean(self, u: Tensor) -> Tensor:
-        """t (m,) of u (d, m)."""
+        """Return t (m,) of u (d, m)."""
         return (self.p @ u).div_(self.top)
 
     def labels(self, a: Tensor) -> Tensor:
-        """The label of the largest ũ, the first of equals: int32 (m,)."""
+        """Return the label of the largest ũ, the first of equals: int32 (m,)."""
         return torch.bucketize(a, self.midpoints, out_int32=True)
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mrfquant.config.settings import Check, configurable
-from mrfquant.kernels import dispatch as fused
-from mrfquant.projections.base import Projection
+from mrfquant.kernels import dispatch, fused
+from mrfquant.projections.base import Costs, Projection
 from mrfquant.projections.line import Line
 
-# Of the pair's product factor (1 - share t²).
+# A pair's product is factor (1 - share t²).
 NAMED = {"exact": (0.5, 1.0), "reference": (1.0, 0.5), "straight_through": (1.0, 0.0)}
 Jacobian = Annotated[
     Literal["exact", "reference", "straight_through"] | float,
@@ -41,17 +41,18 @@ class Softmax(Projection):
 
     def __init__(self, jacobian: Jacobian = "reference") -> None:
         self.jacobian = jacobian
+        self.surrogate = jacobian != "exact"
         self._front, self._a = NAMED[jacobian] if isinstance(jacobian, str) else (1.0, jacobian)
 
-    def mean_kernel(self, beta: float, line: Line | None) -> fused.Mean:
-        """What compiles `line`, or `pair` without one."""
-        if line is None:
+    def mean_kernel(self, beta: float, line: Line) -> fused.Mean:
+        """Return what compiles `mean`."""
+        if line.is_pair:
             return fused.Mean.of_pair(beta)
         return fused.Mean.of_line(line.levels, line.spacing, line.grid, beta)
 
-    def mean_factors(self, beta: float, line: Line | None) -> tuple[float, float, float] | None:
-        """(f, a, c) where the product with δ is f (1 - a (t - c)²) δ, for a pair or a line; None if it is not."""
-        if line is None:
+    def mean_factors(self, beta: float, line: Line) -> tuple[float, float, float] | None:
+        """Return (f, a, c) where the product with δ is f (1 - a (t - c)²) δ; None if it is not of this kind."""
+        if line.is_pair:
             return beta * self._front, self._a, 0.0
         if self.jacobian == "straight_through":
             return beta / line.top, 0.0, 0.0
@@ -59,15 +60,15 @@ class Softmax(Projection):
             return beta / line.top, line.top**2 / line.square, line.centre
         return None
 
-    def mean_costs(self, costs: Tensor, parts: Sequence[int], beta: float, line: Line | None) -> fused.Costs:
-        """The gradient on t of <c, u> for costs c of the labels (parts, d), of a pair or a line.
+    def mean_costs(self, costs: Tensor, sizes: Sequence[int], beta: float, line: Line) -> fused.Costs:
+        """Return the gradient on t of <c, u> for costs c of the labels (parameters, d).
 
         With three even levels and κ = exp(-2 beta s), u_1 u_3 = κ² u_2² makes u_2 a function of t, and of <c, u> the
         slope (c_3 - c_1) / 2 + ((c_1 + c_3) / 2 - c_2) sinh(2 beta a) / (cosh(2 beta a) + 2 κ).
         """
-        ends, values = np.cumsum(parts), costs.numpy()
+        ends, values = np.cumsum(sizes), costs.numpy()
         low, high = values[:, 0], values[:, -1]
-        if line is None:
+        if line.is_pair:
             return fused.Costs(ends, np.stack([(high - low) / 2, 0 * low], 1), np.zeros(2, np.float32))
         if line.grid == line.top == 2:
             curve = np.array([2 * beta * fused.LOG2E, 4 * math.exp(-2 * beta * line.spacing)], np.float32)
@@ -80,13 +81,6 @@ class Softmax(Projection):
         # Powers of 2 take half the time of exp on the CPU.
         out = torch.sub(aux, aux.amax(0), out=out).mul_(beta * math.log2(math.e)).exp2_()
         return out.div_(out.sum(0))
-
-    def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
-        if out is not None and fused.usable(aux, out):
-            fused.mean(aux, self.mean_kernel(beta, None), out)
-            return out
-        # tanh x = 2 sigmoid(2x) - 1, which vectorises better: a third of the time on the CPU, the same to 2e-7.
-        return torch.mul(aux, 2 * beta, out=out).sigmoid_().mul_(2).sub_(1)
 
     def planes_start(self, u: Tensor, beta: float) -> Tensor:
         aux = u.log()
@@ -102,32 +96,21 @@ class Softmax(Projection):
         exact = (g - expected).mul_(u)
         return exact if self.jacobian == "exact" else g.mul_(1 - self._a).add_(exact, alpha=self._a * len(u))
 
-    def line(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
-        if out is not None and fused.usable(aux, out):
-            fused.mean(aux, self.mean_kernel(beta, line), out)
+    def mean(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
+        if out is not None and dispatch.usable(aux, out):
+            dispatch.mean(aux, self.mean_kernel(beta, line), out)
             return out
-        return super().line(aux, line, beta, out)
+        if not line.is_pair:
+            return super().mean(aux, line, beta, out)
+        # tanh x = 2 sigmoid(2x) - 1, which vectorises better: a third of the time on the CPU, the same to 2e-7.
+        return torch.mul(aux, 2 * beta, out=out).sigmoid_().mul_(2).sub_(1)
 
-    def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
-        factors = self.mean_factors(beta, None)
-        assert factors is not None
-        return self._mean_vjp(t, delta, *factors)
-
-    def line_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
+    def mean_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
         if (factors := self.mean_factors(beta, line)) is None:
-            return super().line_vjp(t, delta, beta, aux, line)
-        return self._mean_vjp(t, delta, *factors)
-
-    def line_planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
-        if self.jacobian == "exact":
-            return super().line_planes_vjp(u, g, beta, aux, line)
-        # Of an approximate product with planes, the part along the line may point the wrong way: what it does to
-        # labels between the ends is lost.
-        return self.line_vjp(line.mean(u), line.slope(aux, u, g), beta, aux, line)
-
-    def _mean_vjp(self, t: Tensor, delta: Tensor, factor: float, share: float, centre: float) -> Tensor:
-        if fused.usable(t, delta):
-            fused.mean_vjp(t, delta, factor, share, centre)
+            return super().mean_vjp(t, delta, beta, aux, line)
+        factor, share, centre = factors
+        if dispatch.usable(t, delta):
+            dispatch.mean_vjp(t, delta, factor, share, centre)
             return delta
         t = t - centre if centre else t
         if share:
@@ -135,26 +118,25 @@ class Softmax(Projection):
         return delta.mul_(factor)
 
     def weights(self, aux: Tensor, q: Tensor, beta: float, out: Tensor, w: Tensor) -> None:
-        if fused.usable(aux, q, out, w):
-            fused.weights(aux, q, beta, out, w)
+        if dispatch.usable(aux, q, out, w):
+            dispatch.weights(aux, q, beta, out, w)
         else:
             super().weights(aux, q, beta, out, w)
 
-    def weights_vjp(self, u: Tensor, q: Tensor, w: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
-        if self.jacobian in ("exact", "reference") and fused.usable(u, q, w, g):
-            fused.weights_vjp(u, q, w, g, beta, self.jacobian == "exact")
-            return u
-        if self.jacobian == "reference":
-            return torch.addcmul(q, u, w, value=-1, out=u).mul_(g * beta)
-        if self.jacobian == "exact":
-            return u.mul_(q - w).mul_(g * beta)
-        return super().weights_vjp(u, q, w, g, beta, aux)
-
-    def unary_vjp(
-        self, u: Tensor, q: Tensor, g: Tensor, parts: Sequence[int], costs: Tensor, beta: float, aux: Tensor
+    def weights_vjp(
+        self, u: Tensor, q: Tensor, w: Tensor | None, g: Tensor, beta: float, aux: Tensor, costs: Costs | None = None
     ) -> Tensor:
-        if self.jacobian in ("exact", "reference") and fused.usable(u, q, g):
-            centred = costs - costs.mean(1, keepdim=True)
-            fused.unary_vjp(u, q, g, parts, centred, beta, self.jacobian == "exact")
+        if self.jacobian not in ("exact", "reference"):
+            return super().weights_vjp(u, q, w, g, beta, aux, costs)
+        exact, compiled = self.jacobian == "exact", dispatch.usable(u, q, g)
+        if costs is not None:
+            if not compiled:
+                return super().weights_vjp(u, q, w, g, beta, aux, costs)
+            sizes, values = costs
+            dispatch.unary_vjp(u, q, g, sizes, values - values.mean(1, keepdim=True), beta, exact)
             return u
-        return super().unary_vjp(u, q, g, parts, costs, beta, aux)
+        assert w is not None
+        if compiled and dispatch.usable(u, w):
+            dispatch.weights_vjp(u, q, w, g, beta, exact)
+            return u
+        return u.mul_(q - w).mul_(g * beta) if exact else torch.addcmul(q, u, w, value=-1, out=u).mul_(g * beta)

@@ -30,7 +30,9 @@ class Sparsemax(Projection):
             threshold = torch.maximum(threshold, (total - 1) / k)
         return z.sub_(threshold).clamp_(min=0)
 
-    def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+    def mean(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
+        if not line.is_pair:
+            return super().mean(aux, line, beta, out)
         return torch.mul(aux, 2 * beta, out=out).clamp_(-1, 1)
 
     def planes_start(self, u: Tensor, beta: float) -> Tensor:
@@ -45,7 +47,9 @@ class Sparsemax(Projection):
         mean = g.sum(0) / support.sum(0)
         return g.sub_(mean).masked_fill_(~support, 0).mul_(beta)
 
-    def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
+    def mean_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
+        if not line.is_pair:
+            return super().mean_vjp(t, delta, beta, aux, line)
         # From ã, not t: a t that was read off rounded weights may miss the ends of its range.
         return delta.masked_fill_(aux.abs() >= 0.5 / beta, 0).mul_(beta)
 
@@ -58,31 +62,29 @@ class Hardmax(Projection):
     matrix), zero where the largest ũ leads the next by more than 1. beta plays no role.
     """
 
+    surrogate = True
+
     def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         chosen = aux.argmax(0, keepdim=True)
         out = torch.zeros_like(aux) if out is None else out.zero_()
         return out.scatter_(0, chosen, 1)
 
-    def pair(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
-        return torch.sub(torch.gt(aux, 0).to(aux.dtype).mul_(2), 1, out=out)
-
-    def line(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
+    def mean(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
         return torch.index_select(line.p / line.top, 0, line.labels(aux), out=out)
 
-    def line_start(self, t: Tensor, line: Line, beta: float) -> Tensor:
-        return t * (line.spacing * line.top)
+    def mean_start(self, t: Tensor, line: Line, beta: float) -> Tensor:
+        return super().mean_start(t, line, beta) if line.is_pair else t * (line.spacing * line.top)
 
     def planes_start(self, u: Tensor, beta: float) -> Tensor:
         return u.clone()
-
-    def line_planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
-        return self.line_vjp(line.mean(u), line.slope(aux, u, g), beta, aux, line)  # as of an approximate softmax
 
     def planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
         first, second = aux.topk(2, dim=0).values
         return g.sub_(g.mean(0)).masked_fill_(first - second > 1, 0)
 
-    def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor) -> Tensor:
+    def mean_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
+        if not line.is_pair:
+            return super().mean_vjp(t, delta, beta, aux, line)
         return delta.masked_fill_(aux.abs() > 0.5, 0)
 
 

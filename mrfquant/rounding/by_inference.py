@@ -47,7 +47,7 @@ class RoundByInference(RoundingSolver):
         layer = nn.ParameterDict({"w": nn.Parameter((w - zero) / problem.scale)})
         unit = problem.a.diagonal().mean() * problem.scale.square().mean(0)
         with torch.enable_grad():
-            solver = self.inference(Labelling(layer, problem.levels.tolist(), start="weights"), self.optimizer)
+            solver = self.inference(Labelling(layer, problem.levels.tolist()), self.optimizer, start="weights")
             solver.prepare(self.steps)
             for _ in range(self.steps):
                 (problem.energy(layer["w"] * problem.scale + zero) / unit).sum().backward()

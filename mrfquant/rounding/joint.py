@@ -72,7 +72,7 @@ class Jointly:
         """
         labelling, self.layers = inference.labelling, []
         if labelling.sharded:
-            raise BadInput("Jointly works on whole layers, which Labelling.shard cuts: drop one")
+            raise BadInput("Jointly works on whole layers, which shard cuts: drop one")
         flat = labelling.labelled
         likeliest = [inference.labels(*item) for item in inference.items()]
         labels = torch.cat(likeliest).long()
@@ -94,7 +94,7 @@ class Jointly:
         finally:
             flat.w.copy_(kept)
             labelling.publish()
-            labelling.accept_weights()
+            labelling.mark_clean()
         for name, answer in found.items():
             flat.view(name, labels).copy_(answer.labels)
         return [labels[block.start : block.start + block.m].int() for block in labelling.blocks]

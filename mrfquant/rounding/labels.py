@@ -34,10 +34,10 @@ class Rounded(LatentInference):
         self.rounding = rounding
         self.method = f"ROUND {rounding.solver.name if rounding else solver}".strip()
 
-    def gradient(self, block: Block, x: Tensor) -> None:
+    def update(self, block: Block, x: Tensor) -> None:
         return None
 
-    def project(self, block: Block, x: Tensor) -> None:
+    def write(self, block: Block, x: Tensor) -> None:
         block.write_labels(block.nearest(x))
 
     @torch.no_grad()
@@ -51,4 +51,4 @@ class Rounded(LatentInference):
             labelled.view(name, scales).copy_(answer.scale.expand(answer.labels.shape))
         for block, x in self.items():
             x.copy_(values[block.start : block.start + block.m])
-        self.project_all()
+        self.write_all()

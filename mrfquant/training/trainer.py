@@ -118,6 +118,7 @@ class Trainer:
         self.best: dict[str, Any] | None = None  # its iteration, and the metric that chose it as val_<name>
         self._best_state: dict[str, Any] | None = None  # kept here only when there is no folder for it
         self._best_scale: Tensor | None = None
+        self._energies: dict[str, float] = {}  # at the last step that is recorded
         self._losses: list[Tensor] = []  # of the iterations since the last record
 
     def run(
@@ -184,10 +185,11 @@ class Trainer:
             loss = self.objective.training_loss(self._outputs(inputs), targets, inputs)
         loss.backward()
         if self.team.world_size > 1:
-            self.inference.average_gradients(self.team)
+            self.inference.processes.average_gradients(self.team)
         if self.clip is not None:
-            self.inference.clip_gradients(self.clip, self.team)
-        self.inference.watched = self._records_at(self.iteration + 1)
+            self.inference.processes.clip_gradients(self.clip, self.team)
+        if self._records_at(self.iteration + 1):
+            self._energies = self.inference.energies()
         self.inference.step()
         self._losses.append(loss.detach())
         self.iteration += 1
@@ -219,7 +221,7 @@ class Trainer:
         self._losses.clear()
         now, (then, iteration) = time.perf_counter(), self._mark
         values = {"loss": sum(losses) / len(losses), **self.inference.settings()}
-        values |= {f"energy/{name}": value for name, value in self.inference.energies().items()}
+        values |= {f"energy/{name}": value for name, value in self._energies.items()}
         values["steps_per_second"] = (self.iteration - iteration) / (now - then)
         if evaluate_now:
             values |= self._validate() | self.inference.diagnostics()

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
-from mrfquant.inference.driven import Driven, by_shape, in_one_piece
-from mrfquant.inference.optimizers import Together
+from mrfquant.inference.groups import OptimizerGroups
+from mrfquant.inference.learned_scales import LearnedScales
+from mrfquant.inference.optimizers import ChainedOptimizer
+from mrfquant.inference.views import OptimizerView, by_shape, in_one_piece
+from mrfquant.kernels import fused
 from mrfquant.labelling import Block, Labelling
 
 Loss = TypeVar("Loss")
@@ -22,50 +25,54 @@ BY_WEIGHT = [
 ]  # optimizers for which a weight is a weight, whatever tensor it lies in
 
 
-class AsOptimizer(torch.optim.Optimizer, ABC):
+class SolverOptimizer(torch.optim.Optimizer, ABC):
     """A `torch.optim.Optimizer` over a network's parameters that steps by moving a solver's variables.
 
     `param_groups` has the network's own parameters, so that their gradients can be clipped or unscaled, and the
-    settings of the optimizer that drives the variables, so that schedulers can change them: what they set is handed on
-    at each step. That inner optimizer cannot be stepped by itself. Its groups are those of the labelling, then that of
-    learned scales.
+    settings of the optimizer that drives the variables, so that schedulers can change them: what they set is pushed to
+    it at each step. That inner optimizer cannot be stepped by itself. Its last group is that of learned scales.
 
     Weight decay pulls on the variables: auxiliary ones go towards undecided labels, latent weights towards their zero.
-    `Labelling(..., groups={"labelled": {"weight_decay": 0.0}})` keeps it to the free parameters.
+    `groups={"labelled": {"weight_decay": 0.0}}` keeps it to the free parameters.
 
     Attributes:
         optimizer: drives the variables of the blocks, in their order, then the free parameters.
+        learned_scales: what the optimizer moves of the labelling's scales, or None.
     """
 
-    def __init__(self, labelling: Labelling, variables: list[Tensor], recipe: OptimizerRecipe) -> None:
-        apart = bool(getattr(recipe, "by_shape", False))
+    labelling: Labelling
+    learned_scales: LearnedScales | None
+
+    def drive(self, variables: list[Tensor], recipe: OptimizerRecipe, groups: OptimizerGroups) -> None:
+        """Build the inner optimizer: the last thing that a solver's constructor does before it writes weights."""
+        labelling, apart = self.labelling, bool(getattr(recipe, "by_shape", False))
         if apart and labelling.sharded:
-            raise BadInput("ByShape drives whole matrices, Labelling.shard cuts them: take one of the two")
-        driven = (by_shape if apart else in_one_piece)(labelling, variables)
-        self.optimizer = recipe(_as_groups(labelling, driven))
-        _check_settings(labelling, self.optimizer)
+            raise BadInput("ByShape drives whole matrices, shard cuts them: take one of the two")
+        views = (by_shape if apart else in_one_piece)(labelling, variables)
+        self.optimizer = recipe(_as_groups(views, groups))
+        chain = self.optimizer.parts if isinstance(self.optimizer, ChainedOptimizer) else (self.optimizer,)
+        groups.check({name for part in chain for name in part.defaults})
         if labelling.sharded and type(self.optimizer) not in BY_WEIGHT:
             raise BadInput(
-                f"Labelling.shard needs an optimizer that treats each weight by itself, "
-                f"{type(self.optimizer).__name__} may not: take one of {', '.join(c.__name__ for c in BY_WEIGHT)}"
+                f"shard needs an optimizer that treats each weight by itself, {type(self.optimizer).__name__} may not: "
+                f"take one of {', '.join(c.__name__ for c in BY_WEIGHT)}"
             )
-        if isinstance(self.optimizer, Together) and len(self.optimizer.parts) > 1 and not apart:
+        if len(chain) > 1 and not apart:
             raise BadInput("ByShape has to know that it drives a solver: hand it over itself, not within a function")
-        if labelling.learned is not None:  # a group of their own: decay would draw scales to 1
-            self.optimizer.add_param_group({"params": [labelling.learned.log]})
+        if self.learned_scales is not None:  # a group of their own: decay would draw scales to 1
+            self.optimizer.add_param_group({"params": [self.learned_scales.log]})
             if "weight_decay" in (last := self.optimizer.param_groups[-1]):
                 last["weight_decay"] = 0.0
-            last.update(labelling.scale_settings)
+            last.update(groups.of_scales)
         # Its groups hold the tensors; ours hold, in their places, the parameters that these stand for.
-        place = {id(part.tensor): part.parameters for part in driven}
-        groups = [
+        place = {id(view.tensor): view.parameters for view in views}
+        ours = [
             {**group, "params": _once(p for tensor in group["params"] for p in place.get(id(tensor), ()))}
             for group in self.optimizer.param_groups
         ]
-        self.labelling, self._complete = labelling, False
-        self._driven = driven
-        self._views = [part for part in driven if part.tensor is not part.base]
-        super().__init__(groups, {})  # the groups have all settings already
+        self._complete = False
+        self._all_views, self._views = views, [view for view in views if view.tensor is not view.base]
+        torch.optim.Optimizer.__init__(self, ours, {})  # the groups have all settings already
         self.defaults = dict(self.optimizer.defaults)
         self._complete = True
         self._initial_rates = [group["lr"] for group in self.param_groups]
@@ -73,10 +80,10 @@ class AsOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def take_step(self) -> None:
-        """One update from the gradient that backward has left; the gradient is cleared."""
+        """Update once from the gradient that backward has left, and clear it."""
 
     def step(self, closure: Callable[[], Loss] | None = None) -> Loss | None:  # type: ignore[override]
-        """One update from the gradient that backward has left, or that `closure` makes; the gradient is cleared.
+        """Update once from the gradient that backward has left, or that `closure` makes, and clear it.
 
         Args:
             closure: computes the loss and calls backward.
@@ -107,22 +114,32 @@ class AsOptimizer(torch.optim.Optimizer, ABC):
             raise BadInput("a solver's parameters are those of its labelling: build both anew to add some")
         super().add_param_group(param_group)
 
-    def hand_on_settings(self) -> None:
+    def push_hyperparameters(self) -> None:
         """Give the inner optimizer the settings that `param_groups` has now."""
         for ours, inner in zip(self.param_groups, self.optimizer.param_groups, strict=True):
-            inner.update((name, value) for name, value in ours.items() if name != "params")
+            tensors = inner["params"]
+            inner.update(ours)
+            inner["params"] = tensors
 
     def move_variables(self) -> None:
         """Step the inner optimizer."""
-        for part in self._views:
-            part.tensor.grad = None if part.base.grad is None else part.of(part.base.grad)
+        for view in self._views:
+            view.tensor.grad = None if view.base.grad is None else view.slice(view.base.grad)
         type(self.optimizer).step(self.optimizer)
-        for part in self._views:
-            part.tensor.grad = None
-        self._take_settings()
+        for view in self._views:
+            view.tensor.grad = None
+        self._pull_hyperparameters()
+
+    def fused_rule(self, block: Block, x: Tensor) -> fused.Rule | None:
+        """Return how the inner optimizer moves a block's variables, its step counted; None if they are not its own."""
+        for group in self.optimizer.param_groups:
+            for tensor in group["params"]:
+                if tensor is x:
+                    return fused.begin_fused_update(self.optimizer, group, x)
+        return None
 
     def learning_rate(self, block: Block) -> float:
-        """That of a block's variables."""
+        """Return the learning rate of a block's variables."""
         own = {id(self.labelling.labelled.parameter(name)) for name in self.labelling.names_in(block)}
         rates = {group["lr"] for group in self.param_groups if any(id(p) in own for p in group["params"])}
         if len(rates) > 1:
@@ -132,31 +149,31 @@ class AsOptimizer(torch.optim.Optimizer, ABC):
         return rates.pop()
 
     def inner_state(self) -> dict[str, Any]:
-        """The inner optimizer's state as one process alone would have it; whole with the leader only."""
+        """Return the inner optimizer's state as one process alone would have it; whole with the leader only."""
         state = self.optimizer.state_dict()
-        return self._mapped(state, Driven.joined) if self.labelling.sharded else state
+        return self._mapped(state, OptimizerView.joined) if self.labelling.sharded else state
 
-    def load_settings(self, state: dict[str, Any]) -> None:
+    def load_inner_state(self, state: dict[str, Any]) -> None:
         """Load the inner optimizer's state, and take its settings over."""
         try:
-            self.optimizer.load_state_dict(self._mapped(state, Driven.cut) if self.labelling.sharded else state)
+            self.optimizer.load_state_dict(self._mapped(state, OptimizerView.cut) if self.labelling.sharded else state)
         except (KeyError, ValueError):
             raise BadInput("the saved state does not fit: it is of another optimizer, or of other groups") from None
-        self._take_settings()
+        self._pull_hyperparameters()
         self._guard()
 
-    def _mapped(self, state: dict[str, Any], change: Callable[[Driven, Tensor], Tensor]) -> dict[str, Any]:
-        """An optimizer's state with every tensor changed, of those that the driven ones have there."""
+    def _mapped(self, state: dict[str, Any], change: Callable[[OptimizerView, Tensor], Tensor]) -> dict[str, Any]:
+        """Return an optimizer's state with every tensor changed that belongs to a view."""
         tensors = [tensor for group in self.optimizer.param_groups for tensor in group["params"]]
         found = {}
         for number, values in state["state"].items():
             # None for learned scales, which every process has.
-            part = next((part for part in self._driven if part.tensor is tensors[number]), None)
-            found[number] = {n: change(part, v) if part and isinstance(v, Tensor) else v for n, v in values.items()}
+            view = next((view for view in self._all_views if view.tensor is tensors[number]), None)
+            found[number] = {n: change(view, v) if view and isinstance(v, Tensor) else v for n, v in values.items()}
         return {**state, "state": found}
 
-    def _take_settings(self) -> None:
-        """Those of the inner optimizer's groups, some of which count steps there."""
+    def _pull_hyperparameters(self) -> None:
+        """Take the settings of the inner optimizer's groups, some of which count steps there."""
         for ours, inner in zip(self.param_groups, self.optimizer.param_groups, strict=True):
             ours.update((name, value) for name, value in inner.items() if name != "params")
 
@@ -178,28 +195,16 @@ def _refuse(closure: Callable[[], float] | None = None) -> None:
     raise BadInput("this optimizer drives a solver's variables and trains nothing by itself: call solver.step()")
 
 
-def _as_groups(labelling: Labelling, driven: list[Driven]) -> list[Any]:
-    """What the recipe gets: the tensors, or groups of them with their settings."""
-    if not labelling.grouped:
-        return [part.tensor for part in driven]
+def _as_groups(views: list[OptimizerView], groups: OptimizerGroups) -> list[Any]:
+    """Return what the recipe gets: the tensors, or groups of them with their settings."""
+    if groups.of_parameter is None:
+        return [view.tensor for view in views]
     return [
-        {**settings, "params": [part.tensor for part in driven if part.group == number]}
-        for number, settings in enumerate(labelling.settings)
+        {**settings, "params": [view.tensor for view in views if view.group == number]}
+        for number, settings in enumerate(groups.settings)
     ]
 
 
-def _check_settings(labelling: Labelling, optimizer: torch.optim.Optimizer) -> None:
-    """torch takes any name of a setting, and does nothing about those it does not know."""
-    parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
-    known = {name for part in parts for name in part.defaults}
-    for settings in (*labelling.settings, labelling.scale_settings):
-        if unknown := set(settings) - known:
-            raise BadInput(
-                f"Labelling.groups sets {min(unknown)!r}, the optimizer has {', '.join(sorted(known))}",
-                "Labelling.groups",
-            )
-
-
 def _once(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """Each of them, at its first place."""
+    """Return each of them once, at its first place."""
     return list({id(p): p for p in parameters}.values())

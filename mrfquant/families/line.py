@@ -1,0 +1,165 @@
+"""One number a weight: two levels, or ordered levels on a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrfquant.families.base import INIT_LABEL_FLOOR, Family, Gradient
+from mrfquant.families.distribution import CHUNK, Distribution, Independent, PairOfLabels
+from mrfquant.kernels import dispatch, fused
+from mrfquant.labelling import Block
+from mrfquant.projections import Line, Projection, Softmax
+
+CLIP_SPACING = 0.5  # of the levels on the line of variables that are kept in the simplex
+
+
+class LineFamily(Family):
+    """Ordered levels with natural parameters on a line: x (m,), and the mean t (m,) from the lowest to the highest level.
+
+    t goes from -1 to 1, and the block's weights are t in units of the levels, times the scales: what the family needs
+    of its mean it reads off them.
+
+    Args:
+        spacing: half the distance in x between neighbouring levels.
+    """
+
+    def __init__(self, block: Block, projection: Projection, spacing: float) -> None:
+        super().__init__(block, projection)
+        self.line = Line(block.q, spacing)
+        self.fuses = type(projection) is Softmax
+        self._kernels: bool | None = None  # not known before the first step
+
+    def start(self, draw: Callable[[], Tensor], beta: float) -> Tensor:
+        # As far as the levels reach: small numbers would all have the same label.
+        x, reach = draw(), self.line.spacing * self.line.top
+        for part in x.split(self.block.parameter_sizes):
+            part.mul_(reach / part.abs().max().clamp(min=torch.finfo(x.dtype).tiny))
+        return x
+
+    def start_at(self, w: Tensor, beta: float, as_mean: bool = False) -> Tensor:
+        levels = self.block.levels
+        t = ((w - levels.middle) / levels.half_gap).clamp_(INIT_LABEL_FLOOR - 1, 1 - INIT_LABEL_FLOOR)
+        return t.div_(2) if as_mean else self.projection.mean_start(t, self.line, beta)
+
+    def write(self, x: Tensor, beta: float) -> None:
+        self.projection.mean(x, self.line, beta, out=self.block.w)
+        self._scale_t()
+
+    def _scale_t(self) -> None:
+        """Make weights of the t that was written in their place."""
+        w, levels = self.block.w, self.block.levels
+        if (levels.middle, levels.half_gap) != (0.0, 1.0):
+            torch.add(levels.middle, w, alpha=levels.half_gap, out=w)
+        self.block.apply_scale()
+
+    def pull_back(self, gradient: Gradient, x: Tensor, beta: float, factor: float) -> Tensor:
+        if gradient.costs is None and gradient.marginals is None:
+            return self.projection.mean_vjp(self._t(), self._on_t(gradient), factor, x, self.line)
+        u, g = self._u(x, beta), gradient.of_labels(self.block)
+        if self.projection.surrogate:
+            # Of an approximate product with planes, the part along the line may point the wrong way: what it does to
+            # labels between the ends is lost.
+            return self.projection.mean_vjp(self.line.mean(u), self.line.slope(x, u, g), factor, x, self.line)
+        return self.line.pulled(self.projection.planes_vjp(u, g, factor, self.line.planes(x)))
+
+    def mean_gradient(self, gradient: Gradient, x: Tensor, beta: float) -> Tensor:
+        if gradient.costs is None and gradient.marginals is None:
+            return self._on_t(gradient).div_(self.line.top)
+        u = self._u(x, beta)
+        return self.line.slope(x, u, gradient.of_labels(self.block)).div_(self.line.top)
+
+    def labels(self, x: Tensor, beta: float) -> Tensor:
+        return self.line.labels(x) if self.projection.by_weight else self._u(x, beta).argmax(0).int()
+
+    def distribution(self, x: Tensor, beta: float) -> Distribution:
+        def chunks() -> Iterator[Tensor]:
+            for part in x.split(CHUNK if self.projection.by_weight else max(1, len(x))):
+                yield self._u(part, beta)
+
+        return Independent(self.block, chunks)
+
+    def clip(self, x: Tensor) -> None:
+        reach = CLIP_SPACING * self.line.top
+        x.clamp_(-reach, reach)
+
+    def fused_step(self, gradient: Gradient, x: Tensor, betas: tuple[float, float, float], rule: Any) -> bool:
+        block, softmax = self.block, self.projection
+        assert isinstance(softmax, Softmax)
+        beta, factor, after = betas
+        product = softmax.mean_factors(factor, self.line)
+        possible = product is not None and gradient.weights is not None and gradient.marginals is None
+        if not possible or not self._compiled(x) or (how_to_move := rule()) is None:
+            self.fuses = False  # nor will it be possible at the next step
+            return False
+        assert gradient.weights is not None
+        assert product is not None
+        on_mean = fused.NO_COSTS
+        if gradient.costs is not None:
+            on_mean = softmax.mean_costs(gradient.costs, block.parameter_sizes, beta, self.line)
+        levels = (block.levels.middle, block.levels.half_gap)
+        how = softmax.mean_kernel(after, self.line)
+        fused.step(x, gradient.weights, block.w, block.scale, levels, product, how_to_move, how, on_mean)  # clears it
+        if gradient.weights is not block.g:
+            block.g.zero_()
+        return True
+
+    def _compiled(self, x: Tensor) -> bool:
+        """Return whether there are compiled loops for the tensors of this block."""
+        if self._kernels is None:
+            tensors = [t for t in (x, self.block.g, self.block.w, self.block.scale) if t is not None]
+            self._kernels = dispatch.usable(*tensors)
+        return self._kernels
+
+    def _u(self, x: Tensor, beta: float) -> Tensor:
+        return self.projection.planes(self.line.planes(x), beta)
+
+    def _t(self) -> Tensor:
+        """Return the t that the weights were written from; w itself for levels from -1 to 1 without scale."""
+        levels = self.block.levels
+        if self.block.scale is None and (levels.middle, levels.half_gap) == (0.0, 1.0):
+            return self.block.w
+        return ((self.block.unscaled_weights() - levels.middle) / levels.half_gap).clamp_(-1, 1)
+
+    def _on_t(self, gradient: Gradient) -> Tensor:
+        """Return the gradient with respect to t, in the place of that with respect to the weights."""
+        g, half_gap = gradient.weights, self.block.levels.half_gap
+        if g is None:
+            return torch.zeros_like(self.block.w)
+        g = g if self.block.scale is None else g.mul_(self.block.scale)
+        return g if half_gap == 1 else g.mul_(half_gap)
+
+
+class PairFamily(LineFamily):
+    """Two levels: the line whose spacing plays no role. u is known by t, so that no planes are ever made."""
+
+    def __init__(self, block: Block, projection: Projection) -> None:
+        super().__init__(block, projection, 0.0)
+
+    def start(self, draw: Callable[[], Tensor], beta: float) -> Tensor:
+        return draw()
+
+    def pull_back(self, gradient: Gradient, x: Tensor, beta: float, factor: float) -> Tensor:
+        return self.projection.mean_vjp(self._t(), self.mean_gradient(gradient, x, beta), factor, x, self.line)
+
+    def mean_gradient(self, gradient: Gradient, x: Tensor, beta: float) -> Tensor:
+        delta = self._on_t(gradient)
+        if (costs := gradient.costs) is not None:
+            delta = delta + self.block.repeat_per_weight((costs[:, 1] - costs[:, 0]) / 2)
+        if (marginals := gradient.marginals) is not None:
+            delta = delta + (marginals[1] - marginals[0]) / 2
+        return delta
+
+    def labels(self, x: Tensor, beta: float) -> Tensor:
+        return ((x if self.projection.by_weight else self._t()) > 0).int()
+
+    def distribution(self, x: Tensor, beta: float) -> Distribution:
+        return PairOfLabels(self.block, self._t)
+
+    def project(self, x: Tensor, beta: float) -> None:
+        t = self.projection.mean(x, self.line, beta, out=self.block.w)
+        torch.div(t, 2, out=x)  # half the difference of the two probabilities, as x is half that of two planes
+        self._scale_t()

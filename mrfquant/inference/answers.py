@@ -1,0 +1,140 @@
+"""What can be asked of a solver at any time: the rounded network, samples, figures, its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from mrfquant.errors import BadInput
+from mrfquant.inference.checks import warn_if_undecided
+from mrfquant.inference.state import load_solution, solution
+
+if TYPE_CHECKING:
+    from mrfquant.inference.base import Inference  # which inherits from this
+
+
+class Answers:
+    """The part of `Inference` that reads where a solver stands, and ends it."""
+
+    def finalize(self: Inference, decide: Decision | None = None) -> nn.Module:
+        """End training: the network becomes an ordinary one, without a solver, each labelled weight exactly on a level.
+
+        It can be saved, exported, packed (with the labelling) or trained further by other means. Done twice, it changes
+        nothing.
+
+        Args:
+            decide: chooses the labels, as `mrfquant.Jointly(batches)` does; by default each weight takes its likeliest.
+
+        Returns:
+            The network.
+        """
+        if not self.finalized:
+            if decide is None:
+                warn_if_undecided(self)
+            with self.rounded() if decide is None else self.computing_with(decide(self)):
+                self.labelling.release()
+            self.finalized = True
+        return self.labelling.model
+
+    @contextmanager
+    def rounded(self: Inference) -> Iterator[None]:
+        """Let the network compute, within the block, with the answer: each labelled weight exactly on a level."""
+        with self.computing_with([self.labels(*item) for item in self.items()]):
+            yield
+
+    @contextmanager
+    def sampled(self: Inference, generator: torch.Generator | None = None) -> Iterator[None]:
+        """Let the network compute, within the block, with labels drawn from their distribution."""
+        if self.labelling.sharded:
+            raise BadInput("labels are drawn for whole blocks, of which every process has a part: use one process")
+        if (distributions := self.distributions()) is None:
+            raise BadInput(f"{type(self).__name__} has no distribution over labels to sample from")
+        with torch.no_grad():
+            labels = [p.sample(generator) for p in distributions]
+        with self.computing_with(labels):
+            yield
+
+    @contextmanager
+    def computing_with(self: Inference, labels: Sequence[Tensor]) -> Iterator[None]:
+        """Let the network compute, within the block, with labels (m,) for every block."""
+        if self.finalized:
+            yield  # it does
+            return
+        self.labelling.check_not_replaced()
+        labelled = self.labelling.labelled
+        labelled.check_not_written()
+        kept = labelled.w.clone()
+        with torch.no_grad():
+            for block, chosen in zip(self.labelling.local_blocks, labels, strict=True):
+                block.write_labels(chosen)
+            labelled.gather_weights()
+            labelled.publish()
+        try:
+            yield
+        finally:
+            labelled.w.copy_(kept)
+            labelled.publish()
+
+    @torch.no_grad()
+    def adopt(self: Inference, labels: Sequence[Tensor]) -> None:
+        """Let training go on from labels, (m,) for every block: the variables that would be rounded to another one move
+        to where theirs has nearly all probability; the others stay."""
+        for (block, x), chosen in zip(self.items(), labels, strict=True):
+            there = self.start_at(block, block.q[chosen.long()])
+            x.copy_(torch.where(self.labels(block, x) == chosen, x, there))
+        self.write_all()
+        self.labelling.mark_clean()
+
+    def decided(self: Inference, threshold: float = 0.99) -> list[Tensor] | None:
+        """Return whether a label of each weight has at least the probability `threshold`: bool (m,) for every block.
+
+        None for a solver without a distribution.
+        """
+        return self.report.decided(threshold)
+
+    def settings(self: Inference) -> dict[str, float]:
+        """Return what is in force now, known without touching a tensor."""
+        return {"learning_rate": self.param_groups[0]["lr"]}
+
+    def energies(self: Inference) -> dict[str, float]:
+        """Return the values of the energy, or of its terms, between backward and `step`, by name. Waits for the device.
+
+        The first-order model alone is left out: <g, w> of one batch.
+        """
+        self.begin()
+        return {name: value.item() for name, value in self.report.energies().items()}
+
+    def diagnostics(self: Inference) -> dict[str, float]:
+        """Return figures about the labels: flips since the last look, entropy in bits per weight, share decided."""
+        return self.report.figures()
+
+    def layer_entropy(self: Inference) -> dict[str, float]:
+        """Return the mean entropy in bits per weight of every labelled parameter."""
+        return self.report.layer_entropy()
+
+    def solution(self: Inference) -> dict[str, Any]:
+        """Return the solver's state without the optimizer's: enough to round or sample again."""
+        return solution(self)
+
+    def load_solution(self: Inference, saved: dict[str, Any]) -> None:
+        """Stand where a solver of the same kind on the same labelling stood."""
+        load_solution(self, saved)
+
+    def state_dict(self: Inference) -> dict[str, Any]:
+        """Return everything that a later `load_state_dict` needs to go on as if nothing had happened."""
+        seen = self.processes.joined(self.report.seen)
+        return {**solution(self), "optimizer": self.inner_state(), "seen": seen}
+
+    def load_state_dict(self: Inference, state: dict[str, Any]) -> None:
+        """Go on from a state of the same solver on the same labelling."""
+        load_solution(self, state)
+        self.load_inner_state(state["optimizer"])
+        blocks = self.labelling.blocks
+        self.report.seen = [self.processes.own(b, x) for b, x in zip(blocks, state["seen"], strict=True)]
+
+
+Decision = Callable[["Inference"], list[Tensor]]  # gives labels, int32 (m,) for every block

@@ -1,0 +1,38 @@
+"""Looks at a solver for what would go wrong silently."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from mrfquant.errors import RunFailed
+
+if TYPE_CHECKING:
+    from mrfquant.inference.base import Inference  # which imports this file
+
+CHECK_INTERVAL = 100  # steps between two looks
+WARN_UNDECIDED_FRACTION = 0.05  # of the weights: rounding more of them may surprise
+
+
+def check_solver(solver: Inference) -> None:
+    """Raise if parameters were replaced or written to, or variables are not numbers. Waits for the device."""
+    solver.labelling.check_not_replaced()
+    solver.labelling.check_all_known()
+    solver.labelling.labelled.check_not_written()
+    broken = not all(x.isfinite().all() for x in (*solver.variables, solver.labelling.free.w))
+    if solver.processes.any(broken):  # or the others would wait for ever
+        raise RunFailed(
+            f"the solver's variables are not numbers any more at step {solver.iteration}: a gradient was infinite or "
+            "none; lower the learning rate, or clip gradients"
+        )
+
+
+def warn_if_undecided(solver: Inference) -> None:
+    """Warn if rounding the network changes it."""
+    undecided = 1 - solver.report.fraction_decided()
+    if undecided > WARN_UNDECIDED_FRACTION:
+        warnings.warn(
+            f"{undecided:.1%} of the weights are undecided, rounding changes the network: let beta end higher, train "
+            "longer, or decide by Jointly",
+            stacklevel=3,
+        )

@@ -1,0 +1,36 @@
+"""Parameters that are frozen while a solver trains: an optimizer that moves whole vectors leaves them where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from mrfquant.inference.learned_scales import LearnedScales
+from mrfquant.labelling import Labelling
+
+
+class FrozenParameters:
+    """What belongs to parameters that ask for no gradient now; it is brought back after the optimizer's step.
+
+    Args:
+        labelling: the parameters.
+        variables: one tensor for each local block, with the weights along its last dimension.
+        scales: the learned ones, if there are any.
+    """
+
+    def __init__(self, labelling: Labelling, variables: Sequence[Tensor], scales: LearnedScales | None) -> None:
+        places = [labelling.free.w[first:last] for first, last in labelling.free.frozen()]
+        for first, last in labelling.labelled.frozen():
+            for block, x in zip(labelling.local_blocks, variables, strict=True):
+                start, stop = max(first, block.start), min(last, block.start + block.m)
+                if start < stop:
+                    places.append(x[..., start - block.start : stop - block.start])
+            if scales is not None:
+                places.append(scales.part(first, last))
+        self._kept = [(place, place.clone()) for place in places]
+
+    def bring_back(self) -> None:
+        """Undo what the optimizer has done to them."""
+        for place, before in self._kept:
+            place.copy_(before)

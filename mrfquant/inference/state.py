@@ -1,0 +1,70 @@
+"""What is saved of a solver, and how it goes on from there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mrfquant.errors import BadInput
+
+if TYPE_CHECKING:
+    from mrfquant.inference.base import Inference  # which imports this file
+
+
+def solution(solver: Inference) -> dict[str, Any]:
+    """Return the solver's state without the optimizer's: enough to round or sample again.
+
+    Processes that share the variables all have to ask; the first one gets what one process alone would have, on the
+    host.
+    """
+    labelling = solver.labelling
+    return {
+        "iteration": solver.iteration,
+        "budget": solver.budget,
+        "variables": solver.processes.joined(solver.variables),
+        "w": labelling.labelled.w,
+        "levels": _levels(solver),
+        "scale": labelling.scale,
+        "free": labelling.free.w,
+        "order": labelling.flat_permutation,
+        "energy": solver.energy.state_dict(),
+        "solver": solver.own_state(),
+    }
+
+
+@torch.no_grad()
+def load_solution(solver: Inference, saved: dict[str, Any]) -> None:
+    """Stand where a solver of the same kind on the same labelling stood."""
+    labelling, own = solver.labelling, solver.processes.own
+    whole = [(*x.shape[:-1], b.m) for b, x in zip(labelling.blocks, solver.variables, strict=True)]
+    given = [tuple(x.shape) for x in (*saved["variables"], saved["w"], saved["free"])]
+    fits = [*whole, (len(labelling),), (len(labelling.free),)] == given
+    fits = fits and (labelling.scale is None) == (saved["scale"] is None)
+    fits = fits and labelling.flat_permutation == saved["order"] and saved["levels"] == _levels(solver)
+    if not fits:
+        raise BadInput(
+            "the saved state does not fit: it is of another network, other levels or groups, or another kind of solver"
+        )
+    solver.iteration = saved["iteration"]
+    solver.budget = solver.budget or saved["budget"]
+    for block, x, variables in zip(labelling.blocks, solver.variables, saved["variables"], strict=True):
+        x.copy_(own(block, variables))
+    labelling.labelled.w.copy_(saved["w"])
+    labelling.free.w.copy_(saved["free"])
+    if labelling.scale is not None:
+        labelling.scale.copy_(saved["scale"])  # blocks have views of it
+    if solver.learned_scales is not None:
+        solver.learned_scales.read()
+    if saved["energy"]:
+        solver.energy.load_state_dict(saved["energy"])
+    if saved["solver"]:
+        solver.load_own_state(saved["solver"])
+    for block, x in solver.items():
+        solver.restore(block, x)
+    labelling.publish()
+    labelling.mark_clean()
+
+
+def _levels(solver: Inference) -> list[list[float]]:
+    return [list(block.levels.values) for block in solver.labelling.blocks]
