@@ -5,7 +5,7 @@ Each process computes on its part of every batch, all hold the same labels:
     torchrun --nproc_per_node=2 -m mrfquant run --gin gin/pmf_lenet300_mnist.gin
 
 A step averages one vector of m gradients, whatever the number of labels, and every process then takes the same step; or
-each process takes that of its part, if they share the variables out (`Labelling.shard`).
+each process takes that of its part, if they share the variables out (`Experiment.shard`).
 """
 
 from __future__ import annotations

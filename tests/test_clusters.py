@@ -143,7 +143,7 @@ def submit(tmp_path):
 @pytest.mark.slow
 def test_a_run_that_slurm_stops_is_queued_again_and_ends(submit, tmp_path):
     length = "--set 'Trainer.iterations = 3000' --set 'Trainer.eval_interval = 100'"
-    job = submit(SCRIPTS[0], {r"--set 'Labelling.shard = True'": rf"\g<0> {length}"})
+    job = submit(SCRIPTS[0], {r"--set 'Experiment.shard = True'": rf"\g<0> {length}"})
     job.wait(lambda: any(tmp_path.glob("runs/mine/checkpoints/*")))
     job.stop()
     job.wait(lambda: job.show("Restarts") == {"1"})
@@ -156,7 +156,7 @@ def test_a_run_that_slurm_stops_is_queued_again_and_ends(submit, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_slurm_starts_with_a_mistake_is_not_queued_again(submit, tmp_path):
-    job = submit(SCRIPTS[0], {r"--set 'Labelling.shard = True'": "--set 'Labelling.shrad = True'"})
+    job = submit(SCRIPTS[0], {r"--set 'Experiment.shard = True'": "--set 'Labelling.shrad = True'"})
     job.wait(lambda: job.show("JobState") <= {"COMPLETED", "FAILED"})
     assert job.show("Restarts") == {"0"}
     assert "shrad" in (tmp_path / f"slurm-{job.number}.out").read_text()

@@ -101,7 +101,7 @@ def test_a_checkpoint_goes_on_with_another_number_of_processes(run, config, alon
 
 def test_processes_that_share_variables_out_end_as_one_does_and_one_goes_on_from_them(run, config, alone, tmp_path):
     folder = tmp_path / "shared"
-    run(2, "--gin", config(20), "--out", folder, "--set", "Labelling.shard = True")
+    run(2, "--gin", config(20), "--out", folder, "--set", "Experiment.shard = True")
     assert (variables(alone) - variables(folder)).abs().max() < 1e-5
     (folder / "summary.json").unlink()
     (folder / "checkpoints" / "step-00000020.pt").unlink()
@@ -163,7 +163,7 @@ def assert_same_end(folder, undisturbed):
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", [False, True])
 def test_torchrun_starts_killed_processes_again_and_the_run_ends_as_if_undisturbed(config, run, tmp_path, shard):
-    path, sharded = config(200), ["--set", f"Labelling.shard = {shard}"]
+    path, sharded = config(200), ["--set", f"Experiment.shard = {shard}"]
     run(2, "--gin", path, "--out", tmp_path / "undisturbed", *sharded)
     folder = tmp_path / "killed"
     command = [*COMMAND, "--gin", path, "--out", folder, "--continue", *sharded]

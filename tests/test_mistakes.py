@@ -85,7 +85,7 @@ def test_levels_that_do_not_fit_are_refused(capsys, tmp_path, monkeypatch):
         "--set",
         levels,
         "--set",
-        "Labelling.form = 'planes'",
+        "Experiment.form = 'planes'",
     )
 
 

@@ -203,7 +203,7 @@ def test_what_cannot_be_followed_stays():
 def test_a_network_of_a_solver_is_pruned_when_it_is_finalized():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
-    energy = mq.SumOf([mq.FirstOrderTaylor(), mq.CliquePotts()], [1.0, 100.0])
+    energy = mq.SumOf([mq.FirstOrderTaylor(), mq.LabelPrior({0: -1.0}, which=["0.*"])], [1.0, 100.0])
     solver = mq.ProximalMeanField(
         mq.Labelling(model, [-1, 0, 1]), lambda p: torch.optim.Adam(p, lr=0.005), energy=energy
     )

@@ -38,10 +38,10 @@ TERNARY = {
     "ProximalMeanField.beta": "@GeometricTo()",
     "Labelling.levels": [-1, 0, 1],
     "Labelling.which": "weights",
-    "Labelling.start": "weights",
+    "Experiment.start": "weights",
     "Labelling.scale": 0.1,
-    "Labelling.learn_scale": True,
-    "Labelling.groups": {"labelled": {"lr": 1.0}},  # in units of the levels
+    "Experiment.learn_scale": True,
+    "Experiment.groups": {"labelled": {"lr": 1.0}},  # in units of the levels
     "Trainer.iterations": 300,
     "Trainer.batch_size": 16,
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 from mrfquant.benchmarks.networks import LEVELS, NETWORKS, PMF
 from mrfquant.benchmarks.timing import Options, Row, in_turns, ratios
-from mrfquant.energies import CliquePotts, CodeLength, Energy, FirstOrderTaylor, LabelPrior, SumOf
+from mrfquant.energies import CodeLength, Energy, FirstOrderTaylor, LabelPrior, SumOf
 from mrfquant.inference import ProximalMeanField
 from mrfquant.labelling import Labelling
 from mrfquant.labelling.block import Form
@@ -19,9 +19,6 @@ PRIORS: dict[str, Callable[[], Energy]] = {
 }
 
 
-OF_ZEROS: dict[str, Callable[[], Energy]] = {"cliques": CliquePotts}  # for levels with a 0
-
-
 class WithPrior(PMF):
     """PMF's step with a prior, or another energy, beside the first-order model."""
 
@@ -31,8 +28,8 @@ class WithPrior(PMF):
 
     def prepare(self, adam: Callable[..., Any]) -> None:
         energy = SumOf([FirstOrderTaylor(), self.prior], [1.0, 1e-4])
-        labelling = Labelling(self.model, LEVELS[self.d], form=self.form)
-        self.solver = ProximalMeanField(labelling, adam, energy=energy)
+        labelling = Labelling(self.model, LEVELS[self.d])
+        self.solver = ProximalMeanField(labelling, adam, energy=energy, form=self.form)
 
 
 def measure_energies(options: Options) -> Iterator[tuple[str, Row]]:
@@ -41,6 +38,5 @@ def measure_energies(options: Options) -> Iterator[tuple[str, Row]]:
         for d, form in FORMS:
             how = (*NETWORKS[name], d, form)
             sides: dict[str, PMF] = {"first order": PMF(*how)}
-            energies = PRIORS | (OF_ZEROS if d == 3 else {})
-            sides |= {called: WithPrior(energy(), *how) for called, energy in energies.items()}
+            sides |= {called: WithPrior(energy(), *how) for called, energy in PRIORS.items()}
             yield f"{name}, d={d}{', planes' * (form == 'planes')}", ratios(in_turns(sides, options))

@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional
 
 from mrfquant.benchmarks.timing import Options, Row, in_turns, peer, ratios
+from mrfquant.families import Form, PlanesFamily
 from mrfquant.inference import ProximalMeanField
 from mrfquant.labelling import Labelling, LevelSet, uniform
-from mrfquant.labelling.block import Form
 from mrfquant.models import VGG, LeNet5, LeNet300, ResNet
 
 LEVELS: dict[int, Sequence[float] | LevelSet] = {
@@ -69,14 +69,14 @@ class PMF(Float):
         super().__init__(build, shape)
 
     def prepare(self, adam: Callable[..., Any]) -> None:
-        self.solver = ProximalMeanField(Labelling(self.model, LEVELS[self.d], form=self.form), adam)
+        self.solver = ProximalMeanField(Labelling(self.model, LEVELS[self.d]), adam, form=self.form)
 
     def update(self) -> None:
         self.solver.step()
 
     def tensors(self) -> list[Any]:
         kept = [*self.model.parameters(), self.solver.labelling.labelled.g, *self.solver.variables]
-        return [*kept, *self.solver._planes.values(), *_state(self.solver.optimizer)]
+        return [*kept, *planes_of(self.solver), *_state(self.solver.optimizer)]
 
 
 class PARQ(Float):
@@ -97,6 +97,12 @@ def _quantized(build: Callable[[], Any], shape: tuple[int, ...]) -> dict[str, Fl
     """PMF with every number of levels on the line, and with some of them on planes."""
     sides: dict[str, Float] = {f"d={d}": PMF(build, shape, d) for d in LEVELS}
     return sides | {f"d={d}, planes": PMF(build, shape, d, "planes") for d in ON_PLANES}
+
+
+def planes_of(solver: ProximalMeanField) -> list[Any]:
+    """Return the probabilities that a solver keeps, of blocks whose variables are planes."""
+    families = (solver.family(block) for block in solver.labelling.local_blocks)
+    return [family.u for family in families if isinstance(family, PlanesFamily)]
 
 
 def _state(optimizer: Any) -> list[Any]:

@@ -20,7 +20,7 @@ class PARQ:
 
     Groups of parameters with a setting `quant_bits` are quantized, to as many bits or to three levels for 0:
 
-        Labelling.groups = {'inner weights': {'quant_bits': 1}}
+        Experiment.groups = {'inner weights': {'quant_bits': 1}}
 
     Weights are on their levels from the share `end` of the run on. Evaluate after that only: earlier networks are no
     quantized ones, and the best on validation is the result.

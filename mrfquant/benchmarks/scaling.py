@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,14 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from mrfquant.benchmarks.networks import _state, nbytes
+from mrfquant.benchmarks.networks import _state, nbytes, planes_of
 from mrfquant.benchmarks.operations import Operations
 from mrfquant.benchmarks.timing import Options, Row, in_turns
 from mrfquant.compute import present_team
 from mrfquant.errors import BadInput
+from mrfquant.families import Form
 from mrfquant.inference import ProximalMeanField
 from mrfquant.labelling import Labelling
-from mrfquant.labelling.block import Form
 
 SIZES = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
 LEVELS = (2, 3, 4, 8, 16)
@@ -36,19 +37,19 @@ class Update:
         self.model = nn.Module()
         self.model.w = nn.Parameter(torch.randn(m))
         levels = [2 * k - (d - 1) for k in range(d)]
-        labelling = Labelling(self.model, levels, form=form, shard=shard)
-        self.solver = ProximalMeanField(labelling, lambda p: torch.optim.Adam(p, lr=1e-3, fused=True))
+        adam = functools.partial(torch.optim.Adam, lr=1e-3, fused=True)
+        self.solver = ProximalMeanField(Labelling(self.model, levels), adam, form=form, shard=shard)
         self.g = torch.randn(m)
 
     def __call__(self) -> None:
         self.solver.labelling.labelled.g.add_(self.g)  # as backward does
-        self.solver.average_gradients(present_team())
+        self.solver.processes.average_gradients(present_team())
         self.solver.step()
 
     def kept(self) -> int:
         """Bytes that stay from step to step."""
         s = self.solver
-        vectors = [s.labelling.labelled.w, s.labelling.labelled.g, *s.variables, *s._planes.values()]
+        vectors = [s.labelling.labelled.w, s.labelling.labelled.g, *s.variables, *planes_of(s)]
         return nbytes([*vectors, *_state(s.optimizer)])
 
 

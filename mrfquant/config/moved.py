@@ -2,4 +2,4 @@
 Settings that once were not there: runs of earlier versions are read with what was done then."""
 
 MOVED = {"Trainer.label_smoothing": "CrossEntropy.label_smoothing", "Trainer.temperature": "CrossEntropy.temperature"}
-ADDED = {"Labelling.form": "'planes'"}
+ADDED = {"Experiment.form": "'planes'"}

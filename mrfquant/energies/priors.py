@@ -42,7 +42,7 @@ class Prior(Energy):
 
     @abstractmethod
     def costs(self, block: Block) -> Tensor:
-        """Return the costs of the labels for each parameter of the block: (parameters, d), or (d,) if they are all alike."""
+        """Return the costs of the labels for each parameter of a block: (parameters, d), or (d,) for all of them."""
 
     def value(self, p: Distribution) -> Tensor:
         return (p.block.repeat_per_weight(self._chosen_costs(p.block).T) * p.probabilities()).sum()

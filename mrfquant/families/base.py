@@ -5,17 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mrfquant.errors import BadInput
 from mrfquant.families.distribution import Distribution
+from mrfquant.kernels.fused import Rule
 from mrfquant.labelling import Block
 from mrfquant.projections import Projection
 
 Form = Literal["line", "planes"]
+FusedRule = Callable[[Tensor], Rule | None]
 INIT_LABEL_FLOOR = 0.01  # probability that a start at given weights leaves for all labels together
 
 
@@ -125,14 +127,14 @@ class Family(ABC):
     def restore(self, x: Tensor, beta: float, as_mean: bool = False) -> None:  # noqa: B027 - most keep nothing
         """Rebuild what the family keeps besides x and the weights, when both were just loaded."""
 
-    def fused_step(self, gradient: Gradient, x: Tensor, betas: tuple[float, float, float], rule: Any) -> bool:
+    def fused_step(self, gradient: Gradient, x: Tensor, betas: tuple[float, float, float], rule: FusedRule) -> bool:
         """Do what `pull_back`, an optimizer and `write` would do in one pass over memory, where there is a way.
 
         Args:
             gradient: of the energy; `block.g` is cleared.
             x: moved in place.
             betas: what x was written at, the factor of `pull_back`, and beta after the step.
-            rule: makes the optimizer's rule for x, see `mrfquant.kernels.fused`; None if it is not one of those known.
+            rule: gives the optimizer's rule for x, its step counted, or None if it is not one of those known.
 
         Returns:
             Whether it is done.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mrfquant.families.base import INIT_LABEL_FLOOR, Family, Gradient
+from mrfquant.families.base import INIT_LABEL_FLOOR, Family, FusedRule, Gradient
 from mrfquant.families.distribution import CHUNK, Distribution, Independent, PairOfLabels
 from mrfquant.kernels import dispatch, fused
 from mrfquant.labelling import Block
@@ -17,11 +17,19 @@ from mrfquant.projections import Line, Projection, Softmax
 CLIP_SPACING = 0.5  # of the levels on the line of variables that are kept in the simplex
 
 
-class LineFamily(Family):
-    """Ordered levels with natural parameters on a line: x (m,), and the mean t (m,) from the lowest to the highest level.
+class FusedPlan(NamedTuple):
+    """What a fused step needs as long as beta stays: factors of the product, the kernel's arguments for the mean."""
 
-    t goes from -1 to 1, and the block's weights are t in units of the levels, times the scales: what the family needs
-    of its mean it reads off them.
+    betas: tuple[float, float, float]
+    product: tuple[float, float, float]
+    mean: tuple[Any, ...]
+
+
+class LineFamily(Family):
+    """Ordered levels with natural parameters x (m,) on a line, and the mean t (m,) of the levels.
+
+    t goes from -1 at the lowest to 1 at the highest level, and the block's weights are t in units of the levels, times
+    the scales: what the family needs of its mean it reads off them.
 
     Args:
         spacing: half the distance in x between neighbouring levels.
@@ -30,8 +38,9 @@ class LineFamily(Family):
     def __init__(self, block: Block, projection: Projection, spacing: float) -> None:
         super().__init__(block, projection)
         self.line = Line(block.q, spacing)
+        self._levels = (block.levels.middle, block.levels.half_gap)
         self.fuses = type(projection) is Softmax
-        self._kernels: bool | None = None  # not known before the first step
+        self._plan: FusedPlan | None = None
 
     def start(self, draw: Callable[[], Tensor], beta: float) -> Tensor:
         # As far as the levels reach: small numbers would all have the same label.
@@ -41,8 +50,8 @@ class LineFamily(Family):
         return x
 
     def start_at(self, w: Tensor, beta: float, as_mean: bool = False) -> Tensor:
-        levels = self.block.levels
-        t = ((w - levels.middle) / levels.half_gap).clamp_(INIT_LABEL_FLOOR - 1, 1 - INIT_LABEL_FLOOR)
+        middle, half_gap = self._levels
+        t = ((w - middle) / half_gap).clamp_(INIT_LABEL_FLOOR - 1, 1 - INIT_LABEL_FLOOR)
         return t.div_(2) if as_mean else self.projection.mean_start(t, self.line, beta)
 
     def write(self, x: Tensor, beta: float) -> None:
@@ -51,9 +60,9 @@ class LineFamily(Family):
 
     def _scale_t(self) -> None:
         """Make weights of the t that was written in their place."""
-        w, levels = self.block.w, self.block.levels
-        if (levels.middle, levels.half_gap) != (0.0, 1.0):
-            torch.add(levels.middle, w, alpha=levels.half_gap, out=w)
+        w, (middle, half_gap) = self.block.w, self._levels
+        if self._levels != (0.0, 1.0):
+            torch.add(middle, w, alpha=half_gap, out=w)
         self.block.apply_scale()
 
     def pull_back(self, gradient: Gradient, x: Tensor, beta: float, factor: float) -> Tensor:
@@ -86,47 +95,48 @@ class LineFamily(Family):
         reach = CLIP_SPACING * self.line.top
         x.clamp_(-reach, reach)
 
-    def fused_step(self, gradient: Gradient, x: Tensor, betas: tuple[float, float, float], rule: Any) -> bool:
-        block, softmax = self.block, self.projection
-        assert isinstance(softmax, Softmax)
-        beta, factor, after = betas
-        product = softmax.mean_factors(factor, self.line)
-        possible = product is not None and gradient.weights is not None and gradient.marginals is None
-        if not possible or not self._compiled(x) or (how_to_move := rule()) is None:
+    def fused_step(self, gradient: Gradient, x: Tensor, betas: tuple[float, float, float], rule: FusedRule) -> bool:
+        block, g = self.block, gradient.weights
+        if self._plan is None or self._plan.betas != betas:
+            self._plan = self._planned(betas, x)
+        if self._plan is None or g is None or gradient.marginals is not None or (how_to_move := rule(x)) is None:
             self.fuses = False  # nor will it be possible at the next step
             return False
-        assert gradient.weights is not None
-        assert product is not None
-        on_mean = fused.NO_COSTS
+        costs, (_, product, mean) = fused.NO_COSTS, self._plan
         if gradient.costs is not None:
-            on_mean = softmax.mean_costs(gradient.costs, block.parameter_sizes, beta, self.line)
-        levels = (block.levels.middle, block.levels.half_gap)
-        how = softmax.mean_kernel(after, self.line)
-        fused.step(x, gradient.weights, block.w, block.scale, levels, product, how_to_move, how, on_mean)  # clears it
-        if gradient.weights is not block.g:
+            assert isinstance(self.projection, Softmax)
+            costs = self.projection.mean_costs(gradient.costs, block.parameter_sizes, betas[0], self.line)
+        self._kernel(x, g, block.w, block.scale, self._levels, product, how_to_move, mean, costs)  # clears g
+        if g is not block.g:
             block.g.zero_()
         return True
 
-    def _compiled(self, x: Tensor) -> bool:
-        """Return whether there are compiled loops for the tensors of this block."""
-        if self._kernels is None:
-            tensors = [t for t in (x, self.block.g, self.block.w, self.block.scale) if t is not None]
-            self._kernels = dispatch.usable(*tensors)
-        return self._kernels
+    def _planned(self, betas: tuple[float, float, float], x: Tensor) -> FusedPlan | None:
+        """Return what a fused step at these betas takes; None if there are no compiled loops for it."""
+        tensors = [t for t in (x, self.block.g, self.block.w, self.block.scale) if t is not None]
+        softmax = self.projection
+        if not isinstance(softmax, Softmax) or not dispatch.usable(*tensors):
+            return None
+        from mrfquant.kernels.steps import step
+
+        self._kernel = step
+        _, factor, after = betas
+        product = softmax.mean_factors(factor, self.line)
+        return None if product is None else FusedPlan(betas, product, softmax.mean_kernel(after, self.line).arguments)
 
     def _u(self, x: Tensor, beta: float) -> Tensor:
         return self.projection.planes(self.line.planes(x), beta)
 
     def _t(self) -> Tensor:
         """Return the t that the weights were written from; w itself for levels from -1 to 1 without scale."""
-        levels = self.block.levels
-        if self.block.scale is None and (levels.middle, levels.half_gap) == (0.0, 1.0):
+        middle, half_gap = self._levels
+        if self.block.scale is None and self._levels == (0.0, 1.0):
             return self.block.w
-        return ((self.block.unscaled_weights() - levels.middle) / levels.half_gap).clamp_(-1, 1)
+        return ((self.block.unscaled_weights() - middle) / half_gap).clamp_(-1, 1)
 
     def _on_t(self, gradient: Gradient) -> Tensor:
         """Return the gradient with respect to t, in the place of that with respect to the weights."""
-        g, half_gap = gradient.weights, self.block.levels.half_gap
+        g, half_gap = gradient.weights, self._levels[1]
         if g is None:
             return torch.zeros_like(self.block.w)
         g = g if self.block.scale is None else g.mul_(self.block.scale)
@@ -138,6 +148,7 @@ class PairFamily(LineFamily):
 
     def __init__(self, block: Block, projection: Projection) -> None:
         super().__init__(block, projection, 0.0)
+        self._distribution = PairOfLabels(block, self._t)
 
     def start(self, draw: Callable[[], Tensor], beta: float) -> Tensor:
         return draw()
@@ -157,7 +168,7 @@ class PairFamily(LineFamily):
         return ((x if self.projection.by_weight else self._t()) > 0).int()
 
     def distribution(self, x: Tensor, beta: float) -> Distribution:
-        return PairOfLabels(self.block, self._t)
+        return self._distribution
 
     def project(self, x: Tensor, beta: float) -> None:
         t = self.projection.mean(x, self.line, beta, out=self.block.w)

@@ -127,11 +127,11 @@ class Answers:
     def state_dict(self: Inference) -> dict[str, Any]:
         """Return everything that a later `load_state_dict` needs to go on as if nothing had happened."""
         seen = self.processes.joined(self.report.seen)
-        return {**solution(self), "optimizer": self.inner_state(), "seen": seen}
+        return {**self.solution(), "optimizer": self.inner_state(), "seen": seen}
 
     def load_state_dict(self: Inference, state: dict[str, Any]) -> None:
         """Go on from a state of the same solver on the same labelling."""
-        load_solution(self, state)
+        self.load_solution(state)
         self.load_inner_state(state["optimizer"])
         blocks = self.labelling.blocks
         self.report.seen = [self.processes.own(b, x) for b, x in zip(blocks, state["seen"], strict=True)]

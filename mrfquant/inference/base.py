@@ -106,11 +106,11 @@ class Inference(Answers, SolverOptimizer):
         self.write_all()
         self.report = Report(self)
 
-    def bind(self, start: str) -> None:  # noqa: B027 - most need nothing
+    def bind(self, start: str) -> None:
         """Prepare for the labelling, which is laid out now, before the variables start."""
 
     def prepare(self, budget: int, temperature: float = 1.0) -> None:
-        """Tell the solver, before its first step, how many steps there will be, and what the loss divides outputs by."""
+        """Tell the solver, before its first step, the number of steps, and what the loss divides outputs by."""
         self.budget = budget
         self.energy.prepare(budget, temperature)
 
@@ -141,7 +141,7 @@ class Inference(Answers, SolverOptimizer):
         """Do what `update`, the optimizer and `write` would do, and clear `block.g`, where there is a faster way."""
         return False
 
-    def restore(self, block: Block, x: Tensor) -> None:  # noqa: B027 - most keep nothing
+    def restore(self, block: Block, x: Tensor) -> None:
         """Rebuild what the solver keeps besides x and the weights, when both were just loaded."""
 
     def distribution(self, block: Block, x: Tensor) -> Distribution | None:
@@ -152,7 +152,7 @@ class Inference(Answers, SolverOptimizer):
         """Return what the solver keeps from step to step besides its variables: tensors, numbers, lists and dicts."""
         return {}
 
-    def load_own_state(self, state: dict[str, Any]) -> None:  # noqa: B027 - most keep nothing
+    def load_own_state(self, state: dict[str, Any]) -> None:
         """Go on from what `own_state` of the same solver returned."""
 
     def items(self) -> Iterator[tuple[Block, Tensor]]:
@@ -192,11 +192,11 @@ class Inference(Answers, SolverOptimizer):
             scales.before()
         self.push_hyperparameters()
         waiting = []
-        for block, x in self.items():
+        for block, x in zip(labelling.local_blocks, self.variables, strict=True):
             if scales is not None or frozen is not None or not self.fused_update(block, x):
                 x.grad = self.update(block, x)
                 waiting.append((block, x))
-        if waiting or len(labelling.free):
+        if waiting or labelling.free.w.numel():
             labelling.free.w.grad = labelling.free.g  # zero_grad takes it away
             self.move_variables()
             if frozen is not None:
@@ -207,16 +207,14 @@ class Inference(Answers, SolverOptimizer):
         for block, x in waiting:
             x.grad = None  # it may lie in a place that `write` writes to
             self.write(block, x)
-        self._finish_step(fused=not waiting)
-
-    def _finish_step(self, fused: bool) -> None:
-        """Show the network its weights and clear the gradient, which fused updates have done for labelled weights."""
-        if self.labelling.sharded:
-            self.labelling.gather_weights()
-        self.labelling.publish()
-        self.labelling.free.zero_gradient()
-        if self.labelling.sharded or not fused:
-            self.labelling.labelled.zero_gradient()
+        if labelling.sharded:
+            labelling.gather_weights()
+        for flat in (labelling.labelled, labelling.free):
+            if flat.is_half:
+                flat.publish()
+        labelling.free.zero_gradient()
+        if waiting or labelling.sharded:  # fused updates have cleared what they used
+            labelling.labelled.zero_gradient()
         self._begun = False
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Parameters that are frozen while a solver trains: an optimizer that moves whole vectors leaves them where they are."""
+"""Parameters that are frozen while a solver trains stay where they are, though the optimizer moves whole vectors."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class OptimizerGroups:
         of_scales = dict(given.pop("scales", {}))
         if not given:
             return cls([{}], of_scales, None)
-        trainable = {name: None for name in labelling.group_of}
+        trainable = dict.fromkeys(labelling.group_of)
         settings, numbers = _groups_by_name(labelling.model, trainable, set(labelling.labelled.spans), given)
         return cls(settings, of_scales, numbers)
 

@@ -9,7 +9,7 @@ from mrfquant.labelling import Labelling
 
 
 class LearnedScales:
-    """Scales s = exp(θ) in w = s u q: θ is what the optimizer moves, so s stays positive and a step is a relative change.
+    """Scales s = exp(θ) in w = s u q: the optimizer moves θ, so s stays positive and a step is a relative change.
 
     The gradient with respect to θ is the sum of g w over the run of weights that share a scale. It is divided by the
     root of the run's length, as in LSQ (Esser et al., 2020), so that it is of the size of a weight's.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -9,12 +10,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mrfquant.config.settings import built
 from mrfquant.errors import BadInput
 from mrfquant.inference.groups import OptimizerGroups
 from mrfquant.inference.learned_scales import LearnedScales
 from mrfquant.inference.optimizers import ChainedOptimizer
 from mrfquant.inference.views import OptimizerView, by_shape, in_one_piece
-from mrfquant.kernels import fused
+from mrfquant.kernels.fused import Rule
 from mrfquant.labelling import Block, Labelling
 
 Loss = TypeVar("Loss")
@@ -23,6 +25,7 @@ BY_WEIGHT = [
     *(torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adadelta),
     *(torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop),
 ]  # optimizers for which a weight is a weight, whatever tensor it lies in
+UNKNOWN_SETTINGS = ("amsgrad", "maximize", "nesterov", "capturable", "differentiable")  # to fused steps
 
 
 class SolverOptimizer(torch.optim.Optimizer, ABC):
@@ -49,7 +52,7 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
         if apart and labelling.sharded:
             raise BadInput("ByShape drives whole matrices, shard cuts them: take one of the two")
         views = (by_shape if apart else in_one_piece)(labelling, variables)
-        self.optimizer = recipe(_as_groups(views, groups))
+        self.optimizer = _built(recipe, _as_groups(views, groups))
         chain = self.optimizer.parts if isinstance(self.optimizer, ChainedOptimizer) else (self.optimizer,)
         groups.check({name for part in chain for name in part.defaults})
         if labelling.sharded and type(self.optimizer) not in BY_WEIGHT:
@@ -130,12 +133,21 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
             view.tensor.grad = None
         self._pull_hyperparameters()
 
-    def fused_rule(self, block: Block, x: Tensor) -> fused.Rule | None:
-        """Return how the inner optimizer moves a block's variables, its step counted; None if they are not its own."""
+    def begin_fused_update(self, x: Tensor) -> Rule | None:
+        """Return the rule by which the inner optimizer moves x, its step counted; None if it is not one of those known.
+
+        Its settings and state stay where they are: either way can go on from the other's state, with the same results.
+        """
+        if type(self.optimizer) not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
+            return None
         for group in self.optimizer.param_groups:
             for tensor in group["params"]:
-                if tensor is x:
-                    return fused.begin_fused_update(self.optimizer, group, x)
+                if tensor is x and group["fused"] and not isinstance(group["lr"], Tensor):
+                    for name in UNKNOWN_SETTINGS:
+                        if group.get(name):
+                            return None
+                    rule = _sgd if isinstance(self.optimizer, torch.optim.SGD) else _adam
+                    return rule(group, self.optimizer.state[x], x)
         return None
 
     def learning_rate(self, block: Block) -> float:
@@ -193,6 +205,43 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
 def _refuse(closure: Callable[[], float] | None = None) -> None:
     """Stands in the place of the inner optimizer's step."""
     raise BadInput("this optimizer drives a solver's variables and trains nothing by itself: call solver.step()")
+
+
+def _adam(group: dict[str, Any], state: dict[str, Any], x: Tensor) -> Rule | None:
+    beta1, beta2 = group["betas"]
+    if 1 - beta1 >= 0.5:  # torch averages in another way then
+        return None
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32)
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(x), torch.zeros_like(x)
+    count = state["step"].numpy()
+    count += 1
+    k, rate, decay = float(count), group["lr"], group["weight_decay"]
+    added, kept = (0.0, 1 - rate * decay) if group.get("decoupled_weight_decay") else (decay, 1.0)
+    correction, step_size = math.sqrt(1 - beta2**k), rate / (1 - beta1**k)
+    settings = (added, kept, 1 - beta1, beta2, 1 - beta2, correction, group["eps"], -step_size)
+    return Rule("adam", settings, state["exp_avg"], state["exp_avg_sq"])
+
+
+def _sgd(group: dict[str, Any], state: dict[str, Any], x: Tensor) -> Rule:
+    momentum, share = group["momentum"], 1 - group["dampening"]
+    if momentum and state.get("momentum_buffer") is None:
+        state["momentum_buffer"], share = torch.zeros_like(x), 1.0  # the first gradient as it is
+    settings = (group["weight_decay"], momentum, share, -group["lr"])
+    return Rule("sgd", settings, state["momentum_buffer"] if momentum else torch.empty(0), torch.empty(0))
+
+
+def _built(recipe: OptimizerRecipe, tensors: list[Any]) -> torch.optim.Optimizer:
+    """Build an optimizer, with torch's complaints about its settings as ours."""
+    name = getattr(recipe, "__name__", type(recipe).__name__)
+    try:
+        made = recipe(tensors)
+    except BadInput:
+        raise
+    except (ValueError, TypeError, RuntimeError) as error:
+        message = str(error).split("\n")[0]
+        raise BadInput(f"the optimizer {name} cannot be built: {message}", binding=name) from None
+    return built("Experiment.optimizer", made, torch.optim.Optimizer, "an optimizer, as @Adam")
 
 
 def _as_groups(views: list[OptimizerView], groups: OptimizerGroups) -> list[Any]:

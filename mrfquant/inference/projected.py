@@ -60,6 +60,7 @@ class ProjectedInference(Inference):
 
     method = "PROJ"
     by_weight = True
+    mirror = False  # whether the product with the Jacobian leaves beta out, as mirror descent does
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class ProjectedInference(Inference):
         family = self.family(block)
         gradient = self.energy.gradient(family.distribution(x, self.beta))
         if self.auxiliary:
-            return family.pull_back(gradient, x, self.beta, self.product_beta)
+            return family.pull_back(gradient, x, self.beta, 1.0 if self.mirror else self.beta)
         return family.mean_gradient(gradient, x, self.beta)
 
     def write(self, block: Block, x: Tensor) -> None:
@@ -125,11 +126,6 @@ class ProjectedInference(Inference):
             self.family(block).write(x, self.beta)
         else:
             self.family(block).project(x, self.beta)
-
-    @property
-    def product_beta(self) -> float:
-        """Beta in the product with the Jacobian."""
-        return self.beta
 
     def labels(self, block: Block, x: Tensor) -> Tensor:
         return self.family(block).labels(x, self.beta)
@@ -148,8 +144,8 @@ class ProjectedInference(Inference):
         if not (self._is_plain and self.auxiliary and family.fuses):
             return False
         gradient = self.energy.gradient(family.distribution(x, beta))
-        betas = (beta, self.product_beta, self.schedule(self.iteration + 1, self.budget))
-        return family.fused_step(gradient, x, betas, lambda: self.fused_rule(block, x))
+        betas = (beta, 1.0 if self.mirror else beta, self.schedule(self.iteration + 1, self.budget))
+        return family.fused_step(gradient, x, betas, self.begin_fused_update)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -106,6 +106,7 @@ class MirrorDescent(ProjectedInference):
     """
 
     method = "MD"
+    mirror = True  # the mirror map's gradient is that of E with respect to u: beta enters the projection only
 
     def __init__(
         self,
@@ -117,7 +118,3 @@ class MirrorDescent(ProjectedInference):
     ) -> None:
         beta = beta or DefaultAnnealing(1.02, 1e4)
         super().__init__(labelling, optimizer, Softmax("straight_through"), beta, energy, **settings)
-
-    @property
-    def product_beta(self) -> float:
-        return 1.0  # the mirror map's gradient is that of E with respect to u: beta enters the projection only

@@ -86,6 +86,4 @@ class Report:
 
     def _look(self) -> list[Tensor]:
         solver = self.solver
-        return [
-            solver.labels(b, x).to("cpu", torch.uint8 if b.d <= 256 else torch.int32) for b, x in solver.items()
-        ]
+        return [solver.labels(b, x).to("cpu", torch.uint8 if b.d <= 256 else torch.int32) for b, x in solver.items()]

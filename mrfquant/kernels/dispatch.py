@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrfquant.kernels.fused import LOG2E, Mean, launch
+from mrfquant.kernels.fused import LOG2E, Mean
 
 SMALLEST_SIZE = 2**14  # values below which torch is as fast: small problems need not wait for numba
 
@@ -101,4 +101,6 @@ def _kernels() -> ModuleType | None:
 
 
 def _run(name: str, first: Tensor, *others: Any) -> None:
+    from mrfquant.kernels.steps import launch
+
     launch(getattr(_kernels(), name), first, *others)

@@ -1,20 +1,13 @@
-"""A step in one pass over memory: product, optimizer and projection, and the gradient cleared.
-
-It applies where the variables have one number a weight and torch's fused Adam, AdamW or SGD drives them, on the CPU
-with numba. The optimizer's settings and state stay where they are, in the optimizer: either way can go on from the
-other's state, with the same results.
-"""
+"""What compiled loops have to know: the map from variables to their mean, costs of labels, an optimizer's rule."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 PAIR, LINE, WIDE_LINE, NARROW_LINE = range(4)  # kinds of `Mean`
@@ -22,9 +15,6 @@ LOG2E = math.log2(math.e)
 FADED_LOG = 17.0  # exp(-17) is below float32's precision
 SMALLEST_LOG = 70.0  # exp(-70) is above the smallest float32 that a sum may be
 MULTIPLICATIONS_PER_EXP = 14  # fused multiply-adds in the time of an exponential
-THREAD_SHARE = 2**22  # values that are worth a thread, while torch's own still spin from the operation before
-UNKNOWN_SETTINGS = ("amsgrad", "maximize", "nesterov", "capturable", "differentiable")
-EMPTY = torch.empty(0)
 
 
 @dataclass(frozen=True)
@@ -124,94 +114,3 @@ class Rule(NamedTuple):
     settings: tuple[float, ...]
     first: Tensor
     second: Tensor
-
-
-def begin_fused_update(optimizer: torch.optim.Optimizer, group: dict[str, Any], x: Tensor) -> Rule | None:
-    """Return the rule by which an optimizer moves x, its step counted; None if it is not one of those known here.
-
-    Args:
-        group: of the optimizer's, the one that x is in.
-    """
-    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
-        return None
-    if not group["fused"] or isinstance(group["lr"], Tensor):
-        return None
-    for name in UNKNOWN_SETTINGS:
-        if group.get(name):
-            return None
-    return (_sgd if isinstance(optimizer, torch.optim.SGD) else _adam)(group, optimizer.state[x], x)
-
-
-def _adam(group: dict[str, Any], state: dict[str, Any], x: Tensor) -> Rule | None:
-    beta1, beta2 = group["betas"]
-    if 1 - beta1 >= 0.5:  # torch averages in another way then
-        return None
-    if not state:
-        state["step"] = torch.zeros((), dtype=torch.float32)
-        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(x), torch.zeros_like(x)
-    count = state["step"].numpy()
-    count += 1
-    k, rate, decay = float(count), group["lr"], group["weight_decay"]
-    added, kept = (0.0, 1 - rate * decay) if group.get("decoupled_weight_decay") else (decay, 1.0)
-    correction, step_size = math.sqrt(1 - beta2**k), rate / (1 - beta1**k)
-    settings = (added, kept, 1 - beta1, beta2, 1 - beta2, correction, group["eps"], -step_size)
-    return Rule("adam", settings, state["exp_avg"], state["exp_avg_sq"])
-
-
-def _sgd(group: dict[str, Any], state: dict[str, Any], x: Tensor) -> Rule:
-    momentum, share = group["momentum"], 1 - group["dampening"]
-    if momentum and state.get("momentum_buffer") is None:
-        state["momentum_buffer"], share = torch.zeros_like(x), 1.0  # the first gradient as it is
-    settings = (group["weight_decay"], momentum, share, -group["lr"])
-    return Rule("sgd", settings, state["momentum_buffer"] if momentum else EMPTY, EMPTY)
-
-
-def step(
-    x: Tensor,
-    g: Tensor,
-    w: Tensor,
-    scale: Tensor | None,
-    levels: tuple[float, float],
-    product: tuple[float, float, float],
-    rule: Rule,
-    how: Mean,
-    costs: Costs = NO_COSTS,
-) -> None:
-    """Move x along the product with g (`mean_vjp`) by the rule of an optimizer, write w, and clear g: (m,) each.
-
-    Args:
-        x: auxiliary variables.
-        g: the gradient with respect to w.
-        w: the weights before and after.
-        scale: of every weight, if not 1.
-        levels: their middle, and half the gap between the lowest and the highest.
-        product: f, a and c of `mean_vjp`.
-        rule: of the optimizer.
-        how: the map from x to t, of which w is made.
-        costs: of labels, whose gradient on t is added to that of w.
-    """
-    from mrfquant.kernels import steps
-
-    factor, share, centre = product
-    numbers = np.array(levels, np.float32), np.array((factor, factor * share, centre), np.float32)
-    settings = np.array(rule.settings, np.float32)
-    by_rule = (rule.kind == "adam", settings, rule.first, rule.second)
-    every = EMPTY if scale is None else scale
-    launch(steps.step, x, g, w, every, *numbers, *costs, *by_rule, *how.arguments)
-
-
-def launch(kernel: Callable[..., None], first: Tensor, *others: Any) -> None:
-    """Call a kernel for all m variables of its first argument, of shape (m,) or (d, m)."""
-    arrays = []
-    for argument in (first, *others):
-        if isinstance(argument, Tensor):
-            arrays.append(argument.numpy())
-        else:
-            arrays.append(np.float32(argument) if isinstance(argument, float) else argument)
-    m = first.shape[-1]
-    if first.numel() < 2 * THREAD_SHARE:
-        kernel(*arrays, 0, m)
-    else:
-        from mrfquant.kernels.jit import parallel_ranges
-
-        parallel_ranges(functools.partial(kernel, *arrays), m, THREAD_SHARE * m // first.numel())

@@ -164,7 +164,7 @@ PAIR, LINE, WIDE_LINE, NARROW_LINE = range(4)
 
 @jit(**OPTIONS)
 def mean(aux, kind, scale, spacing, neighbours, first, second, out, start, stop):
-    """t by the kernel of a kind; see `mrfquant.kernels.dispatch.Mean` for the others."""
+    """t by the kernel of a kind; see `mrfquant.kernels.fused.Mean` for the others."""
     if kind == PAIR:
         tanh(aux, scale, out, start, stop)
     elif kind == LINE:
@@ -173,19 +173,6 @@ def mean(aux, kind, scale, spacing, neighbours, first, second, out, start, stop)
         wide_line(aux, scale, first, second, out, start, stop)
     else:
         narrow_line(aux, scale, spacing, first[0], neighbours, out, start, stop)
-
-
-@jit(**OPTIONS)
-def ternary_middle(t, a, chance, slope, start, stop):
-    """The probability of the middle of three even levels on a line with the mean t, (1 - r) / (1 - a) for r =
-    sqrt(a + (1 - a) t²), and its derivative -t / r; a is not 1."""
-    t, chance, slope = t[start:stop], chance[start:stop], slope[start:stop]
-    rest = ONE - a
-    share = ONE / rest
-    for j in range(len(t)):
-        r = np.sqrt(a + rest * t[j] * t[j])
-        chance[j] = (ONE - r) * share
-        slope[j] = -t[j] / r
 
 
 @jit(**OPTIONS)
@@ -199,7 +186,7 @@ def mean_product(t, delta, factor, share, centre, start, stop):
 
 @jit(**OPTIONS)
 def add_costs(aux, delta, slope, bend, scale, soft):
-    """slope + bend sinh(x) / (cosh(x) + soft / 2), added to δ; see `mrfquant.kernels.dispatch.Costs`."""
+    """slope + bend sinh(x) / (cosh(x) + soft / 2), added to δ; see `mrfquant.kernels.fused.Costs`."""
     if bend == 0:
         for j in range(len(aux)):
             delta[j] += slope

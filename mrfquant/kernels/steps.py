@@ -5,13 +5,22 @@ The optimizers round where torch's fused ones do, so that results are theirs to 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+import torch
 from numba import types
 from numba.extending import intrinsic
+from torch import Tensor
 
-from mrfquant.kernels.jit import jit
+from mrfquant.kernels.fused import NO_COSTS, Costs, Rule
+from mrfquant.kernels.jit import jit, parallel_ranges
 from mrfquant.kernels.simplex import ONE, TILE, ZERO, add_costs, add_line_costs, f32, mean, mean_product
 
+THREAD_SHARE = 2**22  # values that are worth a thread, while torch's own still spin from the operation before
+EMPTY = torch.empty(0)
 LANES = 8  # floats that torch moves at once; it rounds those that are left over in another place
 
 
@@ -29,7 +38,7 @@ def fma(context, a, b, c):
 def adam(x, g, average, square, settings, whole):
     """A step of Adam, for torch's order of rounding in the first `whole` variables; may overwrite g.
 
-    Its settings, and those of `sgd`, are those of `mrfquant.inference.one_pass.Rule`.
+    Its settings, and those of `sgd`, are those of `mrfquant.kernels.fused.Rule`.
     """
     decay, kept, share, beta2 = settings[0], settings[1], settings[2], settings[3]
     square_share, correction, eps, rate = settings[4], settings[5], settings[6], settings[7]
@@ -64,12 +73,12 @@ def sgd(x, g, momentum_buffer, settings, whole):
 
 
 @jit(error_model="numpy")
-def step(x, g, w, scale, levels, product, ends, costs, curve, points, by_adam, settings, average, square, *how):
+def move(x, g, w, scale, levels, product, ends, costs, curve, points, by_adam, settings, average, square, *how):
     """A step of the variables x along the gradient g on the weights w, which are set anew; g is cleared.
 
     Args:
         scale: of every weight, or empty. levels: middle and half gap. product: factor, share and centre.
-        ends, costs, curve, points: of `mrfquant.kernels.dispatch.Costs`, or empty.
+        ends, costs, curve, points: of `mrfquant.kernels.fused.Costs`, or empty.
         by_adam: or else by SGD. settings, average, square: of the optimizer.
         how: the arguments of `mean` between the variables and t, `start` and `stop`.
     """
@@ -115,3 +124,50 @@ def step(x, g, w, scale, levels, product, ends, costs, curve, points, by_adam, s
             for j in range(n):
                 weights[j] *= scales[j]
         slope[:] = ZERO
+
+
+def step(
+    x: Tensor,
+    g: Tensor,
+    w: Tensor,
+    scale: Tensor | None,
+    levels: tuple[float, float],
+    product: tuple[float, float, float],
+    rule: Rule,
+    mean_arguments: tuple[Any, ...],
+    costs: Costs = NO_COSTS,
+) -> None:
+    """Move x along the product with g (`mean_vjp`) by the rule of an optimizer, write w, and clear g: (m,) each.
+
+    Args:
+        x: auxiliary variables.
+        g: the gradient with respect to w.
+        w: the weights before and after.
+        scale: of every weight, if not 1.
+        levels: their middle, and half the gap between the lowest and the highest.
+        product: f, a and c of `mean_vjp`.
+        rule: of the optimizer.
+        mean_arguments: of the kernel for the map from x to t, of which w is made.
+        costs: of labels, whose gradient on t is added to that of w.
+    """
+    factor, share, centre = product
+    numbers = np.array(levels, np.float32), np.array((factor, factor * share, centre), np.float32)
+    settings = np.array(rule.settings, np.float32)
+    by_rule = (rule.kind == "adam", settings, rule.first, rule.second)
+    every = EMPTY if scale is None else scale
+    launch(move, x, g, w, every, *numbers, *costs, *by_rule, *mean_arguments)
+
+
+def launch(kernel: Callable[..., None], first: Tensor, *others: Any) -> None:
+    """Call a kernel for all m variables of its first argument, of shape (m,) or (d, m)."""
+    arrays = []
+    for argument in (first, *others):
+        if isinstance(argument, Tensor):
+            arrays.append(argument.numpy())
+        else:
+            arrays.append(np.float32(argument) if isinstance(argument, float) else argument)
+    m = first.shape[-1]
+    if first.numel() < 2 * THREAD_SHARE:
+        kernel(*arrays, 0, m)
+    else:
+        parallel_ranges(functools.partial(kernel, *arrays), m, THREAD_SHARE * m // first.numel())

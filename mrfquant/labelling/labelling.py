@@ -140,7 +140,7 @@ class Labelling:
 
     @property
     def flat_permutation(self) -> list[int] | None:
-        """The numbers, in the network's order, of the parameters as the vectors have them; None if all are in one group."""
+        """The numbers, in the network's order, of the parameters as the vectors have them; None for one group."""
         if len(set(self.group_of.values())) < 2:
             return None
         numbers = {name: number for number, name in enumerate(self.group_of)}

@@ -87,7 +87,7 @@ class Projection(ABC):
     def weights_vjp(
         self, u: Tensor, q: Tensor, w: Tensor | None, g: Tensor, beta: float, aux: Tensor, costs: Costs | None = None
     ) -> Tensor:
-        """Return `planes_vjp` of the gradient q gᵀ that a function of the weights w = q u has; a subclass may save passes.
+        """Return `planes_vjp` of the gradient q gᵀ of a function of the weights w = q u; a subclass may save passes.
 
         Args:
             u: (d, m) of ũ.

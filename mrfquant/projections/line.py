@@ -54,7 +54,7 @@ class Line:
         return (self.centred @ v).div_(self.square)
 
     def slope(self, a: Tensor, u: Tensor, v: Tensor) -> Tensor:
-        """Return the gradient with respect to t (m,) of what has the gradient v (d, m) with respect to u (d, m) of a (m,).
+        """Return the gradient with respect to t (m,) of what has the gradient v (d, m) with respect to u of a (m,).
 
         Where u is decided, it is the slope from its label to the one that comes next.
         """

@@ -78,11 +78,13 @@ class Contract:
             names = ["no levels" if levels is None else f"{len(levels)} levels" for levels in self.level_sets]
             metafunc.parametrize("levels", self.level_sets, ids=names)
 
-    def problem(self, levels: Sequence[float] | None, order: Sequence[str] = tuple(Quadratic.SHAPES)) -> Any:
-        """A toy network and its labelling, the same at every call."""
+    def problem(
+        self, levels: Sequence[float] | None, order: Sequence[str] = tuple(Quadratic.SHAPES), **labelling: Any
+    ) -> Any:
+        """Return a toy network and its labelling, the same at every call."""
         seeded(0)
         model = Quadratic(levels or (-1, 1), order)
-        return model, Labelling(model, None if levels is None else list(levels), **self.labelling)
+        return model, Labelling(model, None if levels is None else list(levels), **{**self.labelling, **labelling})
 
     def test_gin_files_can_name_it_and_cannot_bind_what_the_framework_supplies(self) -> None:
         name = self.gin_name

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from mrfquant.energies import Energy
-from mrfquant.labelling import Block, Labelling
+from mrfquant.families import Distribution, Independent
+from mrfquant.labelling import Labelling
 from mrfquant.testing.contract import Contract, seeded
 
 Levels = Sequence[float]
@@ -44,27 +45,27 @@ class EnergyContract(Contract):
         """The loss of a step; what it draws comes from torch's generator."""
         return model.loss()
 
-    def advance(self, energy: Energy, labelling: Labelling) -> list[Tensor]:
-        """One step of a run as an energy lives it: other weights, forward, backward, `begin_step`.
+    def advance(self, energy: Energy, labelling: Labelling) -> list[Distribution]:
+        """Live through one step of a run as an energy does: other weights, forward, backward, `begin_step`.
 
         Returns:
-            The new u of each block, in the inside of the simplexes.
+            The new distribution of each block, in the inside of the simplexes.
         """
-        us = [
-            in_form(block, torch.rand(block.d, block.m, dtype=block.w.dtype).softmax(0)) for block in labelling.blocks
-        ]
-        for block, u in zip(labelling.blocks, us, strict=True):
-            block.write(u)
+        found: list[Distribution] = []
+        for block in labelling.blocks:
+            u = torch.rand(block.d, block.m, dtype=block.w.dtype).softmax(0)
+            found.append(Independent(block, u))
+            block.w.copy_(found[-1].mean())
         labelling.zero_gradient()
         self.loss(labelling.model).backward()
-        labelling.gradients()
-        self.begin(energy, labelling, us)
-        return us
+        labelling.collect_gradients()
+        self.begin(energy, found)
+        return found
 
-    def begin(self, energy: Energy, labelling: Labelling, us: Sequence[Tensor]) -> None:
-        """`begin_step` as solvers call it, with each u only once it is asked for."""
+    def begin(self, energy: Energy, distributions: Sequence[Distribution]) -> None:
+        """Call `begin_step` as solvers do, with distributions only once they are asked for."""
         with torch.no_grad():
-            energy.begin_step((block, u) for block, u in zip(labelling.blocks, us, strict=True))
+            energy.begin_step(0, lambda: distributions)
 
     def build(self, **settings: Any) -> Energy:
         return self.make(self.problem(self.level_sets[0])[1], **settings)
@@ -81,78 +82,68 @@ class EnergyContract(Contract):
             energy.attach(labelling)
             yield energy, labelling
 
-    def at_work(self, levels: Levels) -> Iterator[tuple[Energy, Block, Tensor]]:
-        """The energy in the middle of a run: one block at a time, with its present u."""
+    def at_work(self, levels: Levels) -> Iterator[tuple[Energy, Distribution]]:
+        """The energy in the middle of a run: one block at a time, with its present distribution."""
         for energy, labelling in self.started(levels):
             self._steps(energy, labelling)
-            us = self.advance(energy, labelling)
-            for block, u in zip(labelling.blocks, us, strict=True):
-                yield energy, block, u
+            for p in self.advance(energy, labelling):
+                yield energy, p
 
     def test_the_gradient_is_the_derivative_of_the_value(self, levels: Levels) -> None:
         """Along directions in which probabilities still sum to 1, by central differences."""
-        for energy, block, u in self.at_work(levels):
-            gradient, h = energy.gradient(block, u), 1e-5
-            assert gradient.shape == u.shape, f"a gradient of shape {tuple(gradient.shape)} for u {tuple(u.shape)}"
+        for energy, p in self.at_work(levels):
+            block, u, h = p.block, p.probabilities(), 1e-5
+            gradient = _whole(energy, p)
             assert gradient.abs().max() > 0, "the gradient is zero everywhere"
             for _ in range(5):
                 planes = torch.randn(block.d, block.m, dtype=u.dtype)
-                direction = in_form(block, planes - planes.mean(0))
-                slope = (energy.value(block, u + h * direction) - energy.value(block, u - h * direction)) / (2 * h)
+                direction = planes - planes.mean(0)
+                up, down = (energy.value(Independent(block, u + step * direction)) for step in (h, -h))
+                slope = (up - down) / (2 * h)
                 off = abs(slope - (gradient * direction).sum())
                 assert off <= 1e-6 + 1e-5 * abs(slope), (
                     f"the value's slope is {slope:.6g}, the gradient is off by {off:.2g}"
                 )
 
     def test_looking_at_it_changes_nothing(self, levels: Levels) -> None:
-        for energy, block, u in self.at_work(levels):
-            read = [block.w, block.g, u]
+        for energy, p in self.at_work(levels):
+            read = [p.block.w, p.block.g, p.probabilities()]
             before = [x.clone() for x in read]
-            first = energy.gradient(block, u)
-            energy.value(block, u)
-            kept = first.clone()
-            first.fill_(7.0)  # a new tensor: solvers write to it
+            first = _whole(energy, p)
+            energy.value(p)
             assert all(torch.equal(x, was) for x, was in zip(read, before, strict=True)), "w, g or u has changed"
-            assert torch.equal(energy.gradient(block, u), kept), "the gradient is not the same the second time"
+            assert torch.equal(_whole(energy, p), first), "the gradient is not the same the second time"
 
-    def test_a_gradient_on_the_weights_and_costs_of_labels_say_the_same_as_that_on_u(self, levels: Levels) -> None:
-        for energy, block, u in self.at_work(levels):
-            expected = energy.gradient(block, u)
-            g, costs = energy.weight_gradient(block), energy.label_costs(block)
-            if g is None and costs is None:
-                continue
-            found = torch.zeros_like(expected)
-            if g is not None:
-                assert g.shape == block.w.shape, f"a gradient of shape {tuple(g.shape)} for weights ({block.m},)"
-                found += block.gradient_on_u(g)
-            if costs is not None:
-                rows = (len(block.parts), block.d)
-                assert costs.shape == rows, f"costs of shape {tuple(costs.shape)} for parts and labels {rows}"
-                found += in_form(block, block.each(costs.T)) / (2 if block.is_pair else 1)
-            off = (found - expected).abs().max()
-            assert off <= 1e-9 * (1 + expected.abs().max()), f"they are off by {off:.2g} from the gradient on u"
+    def test_the_parts_of_a_gradient_have_their_shapes(self, levels: Levels) -> None:
+        for energy, p in self.at_work(levels):
+            gradient, block = energy.gradient(p), p.block
+            shapes = {"weights": (block.m,), "costs": (len(block.parameter_sizes), block.d)}
+            for name, expected in {**shapes, "marginals": (block.d, block.m)}.items():
+                if (part := getattr(gradient, name)) is not None:
+                    assert part.shape == expected, f"{name} of shape {tuple(part.shape)}, expected {expected}"
 
-    def test_solvers_may_write_to_the_gradient_on_the_weights(self, levels: Levels) -> None:
+    def test_families_may_write_to_the_gradient_on_the_weights(self, levels: Levels) -> None:
         """It may be `block.g`, which every step fills anew, and nothing else that the energy keeps."""
-        for energy, block, u in self.at_work(levels):
-            expected, kept = energy.gradient(block, u), block.g.clone()
-            if (g := energy.weight_gradient(block)) is not None:
+        for energy, p in self.at_work(levels):
+            expected, kept = _whole(energy, p), p.block.g.clone()
+            if (g := energy.gradient(p).weights) is not None:
                 g.fill_(7.0)
-                block.g.copy_(kept)
-                assert torch.equal(energy.gradient(block, u), expected), (
-                    "weight_gradient gives a tensor that the energy keeps, which solvers overwrite: give a copy"
+                p.block.g.copy_(kept)
+                assert torch.equal(_whole(energy, p), expected), (
+                    "Gradient.weights is a tensor that the energy keeps, which families overwrite: give a copy"
                 )
 
     def test_beginning_a_step_changes_nothing_outside_the_energy(self, levels: Levels) -> None:
         """However often it is done; without a memory it does not change the gradient either."""
         for energy, labelling in self.started(levels):
-            us = self._steps(energy, labelling)
+            found = self._steps(energy, labelling)
             labelling.labelled.g.normal_()
-            read = {"w": labelling.labelled.w, "g": labelling.labelled.g, **{f"u {i}": u for i, u in enumerate(us)}}
+            us = {f"u {i}": p.probabilities() for i, p in enumerate(found)}
+            read = {"w": labelling.labelled.w, "g": labelling.labelled.g, **us}
             before, looks = {name: x.clone() for name, x in read.items()}, []
             for _ in range(3):
-                self.begin(energy, labelling, us)
-                looks.append(_look(energy, labelling, us))
+                self.begin(energy, found)
+                looks.append(_look(energy, found))
                 for name, x in read.items():
                     assert torch.equal(x, before[name]), f"begin_step has changed {name}"
             if not energy.state_dict():
@@ -168,7 +159,7 @@ class EnergyContract(Contract):
             for energy, labelling, seed in ((one, first, 2), (two, second, 3)):
                 self._steps(energy, labelling)
                 seeded(seed)
-                found.append(_look(energy, labelling, self.advance(energy, labelling)))
+                found.append(_look(energy, self.advance(energy, labelling)))
             for block, (_, a), (_, b) in zip(first.blocks, *found, strict=True):
                 stale = (a == b).reshape(-1, block.m).all(0).double().mean()
                 assert stale < 0.5, (
@@ -184,30 +175,28 @@ class EnergyContract(Contract):
             found = []
             for energy, labelling in ((whole, first), (fresh, second)):
                 seeded(2)
-                found.append(_look(energy, labelling, self.advance(energy, labelling)))
+                found.append(_look(energy, self.advance(energy, labelling)))
             for (value, gradient), (expected, expected_gradient) in zip(found[1], found[0], strict=True):
                 hint = "in the step after loading: what it remembers has to be in state_dict"
                 assert torch.equal(gradient, expected_gradient), f"the gradient is another {hint}"
                 assert torch.equal(value, expected), f"the value is another {hint}"
 
-    def _steps(self, energy: Energy, labelling: Labelling) -> list[Tensor]:
-        """Some steps, looked at as solvers do, the same at every call; gives the last u of each block."""
+    def _steps(self, energy: Energy, labelling: Labelling) -> list[Distribution]:
+        """Take some steps, looked at as solvers do, the same at every call; gives the last distributions."""
         seeded(1)
         for _ in range(self.steps):
-            us = self.advance(energy, labelling)
-            _look(energy, labelling, us)
-        return us
+            found = self.advance(energy, labelling)
+            _look(energy, found)
+        return found
 
 
-def in_form(block: Block, planes: Tensor) -> Tensor:
-    """Planes (d, m) in the form of the block: for two levels their difference."""
-    return planes[1] - planes[0] if block.is_pair else planes
+def _whole(energy: Energy, p: Distribution) -> Tensor:
+    return energy.gradient(p).of_labels(p.block)
 
 
-def _look(energy: Energy, labelling: Labelling, us: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Value and gradient of every block."""
-    items = zip(labelling.blocks, us, strict=True)
-    return [(torch.as_tensor(energy.value(block, u)), energy.gradient(block, u)) for block, u in items]
+def _look(energy: Energy, distributions: Sequence[Distribution]) -> list[tuple[Tensor, Tensor]]:
+    """Return value and gradient of every block."""
+    return [(torch.as_tensor(energy.value(p)), _whole(energy, p)) for p in distributions]
 
 
 def _same(xs: list[tuple[Tensor, Tensor]], ys: list[tuple[Tensor, Tensor]]) -> bool:

@@ -14,6 +14,7 @@ from mrfquant.testing.contract import Contract
 
 STEP = 1e-5  # of finite differences
 VARIABLES = 40
+SPACING = 0.3  # of levels on a line
 
 
 class ProjectionContract(Contract):
@@ -65,22 +66,24 @@ class ProjectionContract(Contract):
         """For small and large ũ and beta, and where labels are equal; in both precisions."""
         projection = self.build()
         for at, aux, beta in _extremes(labels):
-            u, t = projection.planes(aux, beta), projection.pair(aux[0], beta)
+            u, t = projection.planes(aux, beta), projection.mean(aux[0], _line(labels, aux.dtype), beta)
             assert u.shape == aux.shape, f"u has the shape {tuple(u.shape)}, ũ has {tuple(aux.shape)}"
             assert u.dtype == t.dtype == aux.dtype, f"u is in {u.dtype}, t in {t.dtype}, ũ in {aux.dtype}"
             assert u.isfinite().all(), f"u is not finite {at}"
             assert u.min() >= 0, f"a label has the probability {u.min():g} {at}"
             off = (u.sum(0) - 1).abs().max()
             assert off <= 1e-5, f"probabilities miss the sum 1 by {off:g} {at}"
-            assert t.abs().max() <= 1, f"the pair form gives t beyond -1 and 1 {at}"
+            assert t.isfinite().all(), f"t is not finite {at}"
+            assert t.abs().max() <= 1 + 1e-5, f"the mean t is beyond -1 and 1 {at}"
 
     def test_products_are_finite(self, labels: int) -> None:
         """Also where u is a vertex, or all labels are equal; in both precisions."""
         projection = self.build()
         for at, aux, beta in _extremes(labels):
-            g = _normal(labels, 1, aux.dtype)
-            pair = projection.pair_vjp(projection.pair(aux[0], beta), g[0].clone(), beta, aux[0])
-            assert pair.isfinite().all(), f"pair_vjp is not finite {at}"
+            g, line = _normal(labels, 1, aux.dtype), _line(labels, aux.dtype)
+            t = projection.mean(aux[0], line, beta)
+            product = projection.mean_vjp(t, g[0].clone(), beta, aux[0], line)
+            assert product.isfinite().all(), f"mean_vjp is not finite {at}"
             product = projection.planes_vjp(projection.planes(aux, beta), g, beta, aux)
             assert product.isfinite().all(), f"planes_vjp is not finite {at}"
 
@@ -133,8 +136,6 @@ class ProjectionContract(Contract):
                 assert torch.equal(found.argmax(0), u.argmax(0)), "planes_start does not lead to the likeliest label"
                 continue
             _close(found, u, "planes_start does not lead to the u it was given", 1e-3)
-            t = u[1] - u[0]
-            _close(projection.pair(projection.pair_start(t, beta), beta), t, "pair_start does not lead to its t", 1e-3)
 
     def test_the_product_is_that_of_the_jacobian(self, labels: int) -> None:
         projection, (aux, g) = self.build(), _pair_of(labels)
@@ -149,18 +150,6 @@ class ProjectionContract(Contract):
             what = "planes_vjp is not the product with the Jacobian (write `jacobian` if another matrix is meant)"
             _close(product[:, smooth], expected, f"{what}, beta {beta:g}", 1e-6 * beta)
 
-    def test_the_pair_form_is_that_of_two_planes(self) -> None:
-        projection, (planes, g) = self.build(), _pair_of(2)
-        aux = planes[1].clone()
-        aux[0] = 0.0
-        both, delta = torch.stack([-aux, aux]), (g[1] - g[0]) / 2
-        for beta in self.betas:
-            u, t = projection.planes(both, beta), projection.pair(aux, beta)
-            _close(t, u[1] - u[0], "pair is not the difference of the planes")
-            expected = projection.planes_vjp(u.clone(), g.clone(), beta, both)
-            product = projection.pair_vjp(t, delta.clone(), beta, aux)
-            _close(product, (expected[1] - expected[0]) / 2, "pair_vjp is not the half difference of planes_vjp")
-
     def test_weights_and_their_product_are_those_of_the_planes(self, labels: int) -> None:
         projection, (aux, g), q = self.build(), _pair_of(labels), torch.linspace(-1, 2, labels, dtype=torch.float64)
         centred = (q - q.mean())[:, None]
@@ -171,60 +160,60 @@ class ProjectionContract(Contract):
             _close(w, q @ u, "weights does not give the expectation of q under u")
             expected = projection.planes_vjp(u.clone(), centred * g[0], beta, aux)
             mean = w - q.mean()
-            product = projection.weights_vjp(u, centred, mean, g[0].clone(), beta, aux)
+            product = projection.weights_vjp(u.clone(), centred, mean, g[0].clone(), beta, aux)
             _close(product, expected, "weights_vjp is not planes_vjp of q g")
+            sizes, costs = (VARIABLES - 3, 3), g[:, :2].T
+            each = torch.repeat_interleave(costs.T, torch.tensor(sizes), 1)
+            expected = projection.planes_vjp(u.clone(), centred * g[0] + each, beta, aux)
+            product = projection.weights_vjp(u, centred, None, g[0].clone(), beta, aux, (sizes, costs))
+            _close(product, expected, "weights_vjp with costs c is not planes_vjp of q g + c")
 
     def test_the_line_is_a_line_of_planes(self, labels: int) -> None:
-        """With even and uneven levels; for two labels, it is the pair form."""
+        """With even and uneven levels; for two labels it is the pair form, whose spacing plays no role."""
         projection, (aux, g) = self.build(), _pair_of(labels)
+        a = aux[0].clone()
+        a[0] = 0.0
         for levels, beta in itertools.product((torch.arange(labels), torch.arange(labels) ** 2 - 2), self.betas):
-            line, a = Line(levels.to(aux.dtype), 0.3), aux[0]
+            line = Line(levels.to(a.dtype), 0.0 if labels == 2 else SPACING)
             planes = line.planes(a)
-            u, t = projection.planes(planes, beta), projection.line(a, line, beta)
-            p = (2 * (levels - levels[0]) / (levels[-1] - levels[0]) - 1).to(aux.dtype)
-            _close(t, p @ u, "line is not the mean of the levels")
+            u, t = projection.planes(planes, beta), projection.mean(a, line, beta)
+            p = (2 * (levels - levels[0]) / (levels[-1] - levels[0]) - 1).to(a.dtype)
+            _close(t, p @ u, "mean is not that of the levels under the u of planes")
             assert torch.equal(line.labels(a).long(), planes.argmax(0)), (
                 "the nearest level is not that of the largest ũ"
             )
             v = projection.planes_vjp(u, p[:, None] * g[0], beta, planes)
             moved = torch.linalg.lstsq(torch.stack([line.p, torch.ones_like(line.p)], 1), v).solution[0]
-            product = projection.line_vjp(t.clone(), g[0].clone(), beta, a, line)
-            _close(product, moved, "line_vjp is not what comes closest to planes_vjp")
-            if labels == 2:
-                _close(t, projection.pair(a, beta), "line is not pair for two labels")
-                _close(product, projection.pair_vjp(t, g[0].clone(), beta, a), "line_vjp is not pair_vjp")
+            product = projection.mean_vjp(t, g[0].clone(), beta, a, line)
+            _close(product, moved, "mean_vjp is not what comes closest to planes_vjp")
 
-    def test_the_start_on_the_line_is_mapped_to_its_mean(self) -> None:
-        projection, t = self.build(), 0.9 * _normal(1).tanh()[0]
-        for labels, beta in itertools.product(self.label_counts, self.betas):
-            line = Line(torch.arange(labels, dtype=t.dtype), 0.3)
-            found = projection.line(projection.line_start(t, line, beta), line, beta)
+    def test_the_start_on_the_line_is_mapped_to_its_mean(self, labels: int) -> None:
+        projection, t, line = self.build(), 0.9 * _normal(1).tanh()[0], _line(labels)
+        for beta in self.betas:
+            found = projection.mean(projection.mean_start(t.clone(), line, beta), line, beta)
             off = 1 / (labels - 1) if self.at_small_beta == "vertex" else 0.0  # half the distance of the levels
-            assert (found - t).abs().max() <= off + 1e-6, "line_start does not lead to its t"
+            assert (found - t).abs().max() <= off + (1e-3 if labels == 2 else 1e-6), "mean_start does not lead to its t"
 
     def test_only_out_and_gradients_are_overwritten(self, labels: int) -> None:
         projection, (aux, g), beta = self.build(), _pair_of(labels), self.betas[0]
-        u, t, q = projection.planes(aux, beta), projection.pair(aux[0], beta), torch.arange(labels, dtype=aux.dtype)
+        line, q = _line(labels), torch.arange(labels, dtype=aux.dtype)
+        u, t = projection.planes(aux, beta), projection.mean(aux[0], line, beta)
         read = {"ũ": aux, "u": u, "t": t, "q": q}
         before = {name: x.clone() for name, x in read.items()}
         projection.planes(aux, beta, torch.empty_like(aux))
-        projection.pair(aux[0], beta, torch.empty_like(t))
         projection.weights(aux, q, beta, torch.empty_like(aux), torch.empty_like(t))
+        projection.mean(aux[0], line, beta, torch.empty_like(t))
         projection.planes_vjp(u, g.clone(), beta, aux)
-        projection.pair_vjp(t, g[0].clone(), beta, aux[0])
         projection.weights_vjp(u.clone(), q[:, None], q @ u, g[0].clone(), beta, aux)
-        projection.line(aux[0], Line(q, 0.3), beta, torch.empty_like(t))
-        projection.line_vjp(t, g[0].clone(), beta, aux[0], Line(q, 0.3))
+        projection.mean_vjp(t, g[0].clone(), beta, aux[0], line)
         for name, x in read.items():
             assert torch.equal(x, before[name]), f"{name} has changed, which may only be read"
 
     def test_out_receives_u_and_may_be_the_auxiliary_variables(self, labels: int) -> None:
-        projection, aux = self.build(), _normal(labels)
-        line = Line(torch.arange(labels, dtype=aux.dtype), 0.3)
+        projection, aux, line = self.build(), _normal(labels), _line(labels)
         forms = {
             "planes": (projection.planes, aux),
-            "pair": (projection.pair, aux[0].clone()),
-            "line": (lambda x, beta, out=None: projection.line(x, line, beta, out), aux[0].clone()),
+            "mean": (lambda x, beta, out=None: projection.mean(x, line, beta, out), aux[0].clone()),
         }
         for name, (project, x) in forms.items():
             expected = project(x, 0.9)
@@ -236,6 +225,10 @@ class ProjectionContract(Contract):
 
 def _normal(labels: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(labels, VARIABLES, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def _line(labels: int, dtype: torch.dtype = torch.float64) -> Line:
+    return Line(torch.arange(labels, dtype=dtype), SPACING)
 
 
 def _extremes(labels: int) -> Iterator[tuple[str, Tensor, float]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +12,13 @@ from torch import nn
 
 import mrfquant.models  # noqa: F401 - registers the networks with gin
 from mrfquant.compute import Team, bounded_network, carry_channels_last, check_memory, synchronise_batch_norm
-from mrfquant.config.settings import Seed, built, configurable, configured, makes
+from mrfquant.config.settings import Positive, Seed, built, configurable, configured, makes
 from mrfquant.data import STAND_IN, STAND_INS, Dataset
 from mrfquant.errors import BadInput
+from mrfquant.families import Form
 from mrfquant.inference import Inference, Reference
+from mrfquant.inference.groups import Groups
+from mrfquant.inference.setup import Start
 from mrfquant.labelling import Labelling
 from mrfquant.objectives import CrossEntropy, Objective
 from mrfquant.storage.weights import load_weights, read_weights
@@ -24,7 +27,6 @@ from mrfquant.training.trainer import Trainer
 
 SMOKE_ITERATIONS = 20
 FITTED = 5_000  # images that a network may fit its start to
-SAID_BY_RECIPES = ("by_shape", "method")  # what a recipe of an optimizer may tell a solver
 KINDS: dict[str, tuple[type, str]] = {
     "dataset": (Dataset, "a data set, as @digits"),
     "model": (nn.Module, "a network, as @LeNet300"),
@@ -54,10 +56,12 @@ class Experiment:
         objective: the loss and the figures by which networks are judged.
         collectors: where figures go beside the console and metrics.jsonl, as [@TensorBoard()].
         weights: where to start from: a state dict (.pt, .safetensors) or the folder of a finished run; a labelled
-            network keeps them with Labelling.start = 'weights'.
+            network keeps them with Experiment.start = 'weights'.
         seed: of initialisation, order of the data and augmentation.
         smoke: a few iterations on stand-in data of the data set's shape; a data set of your own stands in for itself.
         channels_last: the memory format of images between convolutions; faster on CPUs and GPUs.
+        start, reach, form, learn_scale, groups, shard: of the solver, see `mrfquant.Inference` and
+            `mrfquant.ProjectedInference`; its own defaults where nothing is said.
     """
 
     def __init__(
@@ -72,6 +76,12 @@ class Experiment:
         objective: ObjectiveRecipe = CrossEntropy,
         collectors: Sequence[Collector] = (),
         channels_last: bool = True,
+        start: Start | None = None,
+        reach: Positive | None = None,
+        form: Form | None = None,
+        learn_scale: bool | None = None,
+        groups: Groups | None = None,
+        shard: bool | None = None,
         *,
         device: torch.device,
         data_root: Path,
@@ -95,12 +105,13 @@ class Experiment:
         self.objective.attach(self.model)
         if self.team.world_size > 1:
             self.model = synchronise_batch_norm(self.model, device)
-        self.labelling = Labelling(self.model)
-        variables = sum(
-            block.m * (1 if block.is_pair or block.form == "line" else block.d) for block in self.labelling.blocks
-        )
-        check_memory(4 * 2 * variables, device, f"a labelling of {variables:,} variables")  # these, and the optimizer's
-        self.inference: Inference = _built("inference", inference(self.labelling, _with_clear_errors(optimizer)))
+        self.labelling = configured(Labelling, model=self.model)
+        check_memory(8 * len(self.labelling), device, f"a labelling of {len(self.labelling):,} weights")
+        settings = {"start": start, "reach": reach, "form": form, "learn_scale": learn_scale}
+        settings |= {"groups": groups, "shard": shard}
+        given = {name: value for name, value in settings.items() if value is not None}
+        _check_taken(inference, given)
+        self.inference: Inference = _built("inference", inference(self.labelling, optimizer, **given))
 
     def check_teacher(self) -> None:
         """Refuse to start a run that would learn from a random network."""
@@ -137,20 +148,12 @@ def _built(slot: str, part: Any) -> Any:
     return built(f"Experiment.{slot}", part, *KINDS[slot])
 
 
-def _with_clear_errors(optimizer: Callable[..., Any]) -> Callable[..., Any]:
-    """The recipe, with torch's complaints about its settings as ours."""
-
-    @functools.wraps(optimizer)
-    def build(parameters: Any) -> torch.optim.Optimizer:
-        try:
-            return _built("optimizer", optimizer(parameters))
-        except BadInput:
-            raise
-        except (ValueError, TypeError, RuntimeError) as error:
-            name, message = getattr(optimizer, "__name__", type(optimizer).__name__), str(error).split("\n")[0]
-            raise BadInput(f"the optimizer {name} cannot be built: {message}", binding=name) from None
-
-    for name in SAID_BY_RECIPES:
-        if hasattr(optimizer, name):
-            setattr(build, name, getattr(optimizer, name))  # functools.wraps leaves out what the class says
-    return build
+def _check_taken(inference: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse a setting that the solver does not take."""
+    for name in given.keys() - inspect.signature(inference).parameters.keys():
+        solver = getattr(inference, "__name__", type(inference).__name__)
+        raise BadInput(
+            f"Experiment.{name} is a setting of solvers, and {solver} does not take it: leave it out, or let the class "
+            f"hand **settings on to its base",
+            f"Experiment.{name}",
+        )

@@ -78,7 +78,7 @@ def launch(
         raise BadInput(f"there is no run in {out} to resume: give the folder of a run, or a config to start one")
     else:
         flags = [] if seed is None else [f"Experiment.seed = {seed}"]
-        start = [] if weights is None else ["Labelling.start = 'weights'"]  # unless --set says 'labels'
+        start = [] if weights is None else ["Experiment.start = 'weights'"]  # unless --set says 'labels'
         if weights is not None:
             flags += [f"Experiment.weights = {os.path.abspath(weights)!r}"]
         if isinstance(config, Mapping):

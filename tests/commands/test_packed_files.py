@@ -28,7 +28,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     short = ["--set", "Trainer.iterations = 60", "--set", "Trainer.eval_interval = 30", "--wandb", "disabled"]
     ternary = ["--set", "Labelling.levels = [-1, 0, 1]", "--set", "Labelling.scale = 'group'"]
-    ternary += ["--set", "Labelling.group_size = 100", "--set", "Labelling.learn_scale = True"]
+    ternary += ["--set", "Labelling.group_size = 100", "--set", "Experiment.learn_scale = True"]
     ternary += ["--set", "Labelling.exclude = ['*.bias']"]
     for name, config, more in (
         ("binary", "pmf_lenet300_digits", []),

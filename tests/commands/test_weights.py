@@ -11,7 +11,7 @@ from mrfquant.storage.run_folder import RunFolder
 
 SMALL = ["--set", "LeNet300.width = 0.2", "--set", "Trainer.eval_interval = 100", "--wandb", "disabled"]
 PMF = ["--gin", "gin/pmf_lenet300_digits.gin", *SMALL, "--set", "Labelling.scale = 'channel'"]
-PMF += ["--set", "Labelling.learn_scale = True", "--set", "Trainer.iterations = 100"]
+PMF += ["--set", "Experiment.learn_scale = True", "--set", "Trainer.iterations = 100"]
 
 
 def call(*words):

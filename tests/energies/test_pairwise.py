@@ -9,6 +9,8 @@ from torch.nn import functional
 
 from mrfquant.energies import PairwiseEnergy
 from mrfquant.errors import BadInput
+from mrfquant.families import Independent
+from mrfquant.families.distribution import PairOfLabels
 from mrfquant.labelling import Labelling
 from mrfquant.pairwise.curvature import damped, output_curvature, second_moments
 
@@ -30,14 +32,13 @@ def _problem(network, d, scale="none"):
     energy = PairwiseEnergy(interval=1, samples=None)
     energy.attach(labelling)
     functional.cross_entropy(model(torch.randn(shape, dtype=torch.float64)), torch.zeros(shape[0]).long()).backward()
-    labelling.gradients()
+    labelling.collect_gradients()
     (block,) = labelling.blocks
-    probabilities = torch.rand(d, block.m, dtype=torch.float64).softmax(0)
-    return energy, block, probabilities
+    return energy, block, torch.rand(d, block.m, dtype=torch.float64).softmax(0)
 
 
-def _form(block, probabilities):
-    return probabilities[1] - probabilities[0] if block.is_pair else probabilities
+def _distribution(block, u):
+    return PairOfLabels(block, lambda: u[1] - u[0]) if block.d == 2 else Independent(block, u)
 
 
 def _curvature(energy, block):
@@ -56,9 +57,8 @@ def _curvature(energy, block):
 @pytest.mark.parametrize("d", LEVELS)
 @pytest.mark.parametrize("scale", ["none", "channel"])
 def test_expected_energy_equals_enumeration_and_its_gradient_the_derivative(network, d, scale):
-    energy, block, probabilities = _problem(network, d, scale)
-    elsewhere = _form(block, probabilities.roll(1, 1))
-    block.write(elsewhere)  # the value is that of any u
+    energy, block, u = _problem(network, d, scale)
+    block.w.copy_(_distribution(block, u.roll(1, 1)).mean())  # the value is that of any u
     c, q = _curvature(energy, block), block.q[:, None].expand(d, block.m)
     q = q if block.scale is None else q * block.scale
     labellings = torch.tensor(list(itertools.product(range(d), repeat=block.m)))
@@ -69,18 +69,12 @@ def test_expected_energy_equals_enumeration_and_its_gradient_the_derivative(netw
         change = values - block.w
         return weight @ (values @ block.g + (change @ c * change).sum(1) / 2)
 
-    leaf = probabilities.clone().requires_grad_()
-    expected = enumerated(leaf)
-    found = energy.value(block, _form(block, probabilities))
-    torch.testing.assert_close(found, expected.detach(), rtol=1e-8, atol=1e-8)
-    block.write(_form(block, probabilities))  # the gradient is that of the present u
+    p, leaf = _distribution(block, u), u.clone().requires_grad_()
+    torch.testing.assert_close(energy.value(p), enumerated(leaf).detach(), rtol=1e-8, atol=1e-8)
+    block.w.copy_(p.mean())  # the gradient is that of the present u
     (derivative,) = torch.autograd.grad(enumerated(leaf), leaf)
-    derivative = derivative - derivative.mean(0)
-    gradient = energy.gradient(block, _form(block, probabilities))
-    if block.is_pair:
-        torch.testing.assert_close(gradient, (derivative[1] - derivative[0]) / 2, rtol=1e-8, atol=1e-8)
-    else:
-        torch.testing.assert_close(gradient - gradient.mean(0), derivative, rtol=1e-8, atol=1e-8)
+    gradient = energy.gradient(p).of_labels(block)
+    torch.testing.assert_close(gradient - gradient.mean(0), derivative - derivative.mean(0), rtol=1e-8, atol=1e-8)
 
 
 def test_curvature_is_that_of_the_batches_seen():

@@ -9,6 +9,8 @@ from torch import nn
 
 from mrfquant.energies import CodeLength, FirstOrderTaylor, FlipNoise, LabelPrior, SumOf, TargetHistogram
 from mrfquant.errors import BadInput, BadSetting
+from mrfquant.families import Independent
+from mrfquant.families.distribution import PairOfLabels
 from mrfquant.inference import ProximalMeanField
 from mrfquant.labelling import Labelling
 
@@ -21,14 +23,13 @@ def labelled(d, bias=True):
 
 
 def distribution(block):
-    """Planes (d, m) and the same in the block's form."""
-    planes = torch.rand(block.d, block.m, dtype=torch.float64).mul(2).softmax(0)
-    return planes, planes[1] - planes[0] if block.is_pair else planes
+    u = torch.rand(block.d, block.m, dtype=torch.float64).mul(2).softmax(0)
+    return PairOfLabels(block, lambda: u[1] - u[0]) if block.d == 2 else Independent(block, u)
 
 
-def begun(energy, labelling, u):
+def begun(energy, labelling, p):
     energy.attach(labelling)
-    energy.begin_step([(labelling.blocks[0], u)])
+    energy.begin_step(0, lambda: [p])
     return energy
 
 
@@ -36,24 +37,23 @@ def begun(energy, labelling, u):
 def test_the_value_of_costs_is_their_expectation_by_enumeration(d):
     labelling = labelled(d)
     (block,) = labelling.blocks
-    planes, u = distribution(block)
-    costs = {-1: 2.0, 1: 0.5}
-    energy = begun(LabelPrior(costs, which=["weight"]), labelling, u)
+    p = distribution(block)
+    planes, costs = p.probabilities(), {-1: 2.0, 1: 0.5}
+    energy = begun(LabelPrior(costs, which=["weight"]), labelling, p)
     expected = sum(
         math.prod(planes[label, j].item() for j, label in enumerate(labels))
         * sum(costs.get(LEVELS[d][label], 0.0) for label in labels[:3])  # not of the bias
         for labels in itertools.product(range(d), repeat=block.m)
     )
-    assert energy.value(block, u).item() == pytest.approx(expected, rel=1e-12)
+    assert energy.value(p).item() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("d", LEVELS)
 def test_costs_may_be_a_list_in_the_order_of_the_levels(d):
     labelling = labelled(d)
-    (block,) = labelling.blocks
-    _, u = distribution(block)
+    p = distribution(labelling.blocks[0])
     by_value, by_place = LabelPrior({-1: 0.7, 1: -0.2}), LabelPrior([0.7, *[0.0] * (d - 2), -0.2])
-    found = [begun(energy, labelling, u).gradient(block, u) for energy in (by_value, by_place)]
+    found = [begun(energy, labelling, p).gradient(p).costs for energy in (by_value, by_place)]
     assert torch.equal(*found)
 
 
@@ -70,19 +70,19 @@ def divergence(shares, m):
 def test_costs_of_shares_are_the_derivative_by_autograd_and_the_value_is_in_bits(d, kind):
     labelling = labelled(d, bias=False)
     (block,) = labelling.blocks
-    planes, u = distribution(block)
-    leaf = planes.clone().requires_grad_()
+    p = distribution(block)
+    leaf = p.probabilities().clone().requires_grad_()
     m, function = block.m, code_length if kind == "code" else divergence
     shares = (leaf.sum(1) + 0.5) / (m + d / 2)  # half a weight of every label
     truth = function(shares, m + d / 2)
     (derivative,) = torch.autograd.grad(truth, leaf)
     target = torch.arange(1.0, d + 1).mul(1 / d).softmax(0).tolist()
-    energy = begun(CodeLength() if kind == "code" else TargetHistogram(target), labelling, u)
-    gradient = energy.gradient(block, u)
-    derivative = (derivative[1] - derivative[0]) / 2 if d == 2 else derivative - derivative.mean(0)
-    torch.testing.assert_close(gradient if d == 2 else gradient - gradient.mean(0), derivative, rtol=1e-6, atol=1e-6)
-    counted = (energy.label_costs(block)[0] * 0.5).sum()  # the half weights' own bits
-    torch.testing.assert_close(energy.value(block, u) + counted, truth.detach(), rtol=1e-6, atol=1e-6)
+    energy = begun(CodeLength() if kind == "code" else TargetHistogram(target), labelling, p)
+    gradient = energy.gradient(p).of_labels(block)
+    derivative = derivative - derivative.mean(0)
+    torch.testing.assert_close(gradient - gradient.mean(0), derivative, rtol=1e-6, atol=1e-6)
+    counted = (energy.gradient(p).costs[0] * 0.5).sum()  # the half weights' own bits
+    torch.testing.assert_close(energy.value(p) + counted, truth.detach(), rtol=1e-6, atol=1e-6)
 
 
 def test_shares_are_counted_for_each_parameter_every_few_steps():
@@ -94,8 +94,9 @@ def test_shares_are_counted_for_each_parameter_every_few_steps():
     first, second = decided[:, [0, 0, 0, 1]], decided[:, [1, 1, 1, 2]]
     found = []
     for u in (first, second, second):
-        energy.begin_step([(block, u)])
-        found.append(energy.label_costs(block))
+        p = Independent(block, u)
+        energy.begin_step(0, lambda p=p: [p])
+        found.append(energy.gradient(p).costs)
     assert torch.equal(found[0], found[1])
     expected = -(torch.tensor([[0.5, 3.5, 0.5], [0.5, 0.5, 1.5]]).double() / torch.tensor([[4.5], [2.5]])).log2()
     torch.testing.assert_close(found[2], expected)
@@ -110,10 +111,10 @@ def test_flips_cost_what_a_quadratic_loss_expects_of_them_by_enumeration(levels)
     energy = FlipNoise(p, examples=5)
     energy.attach(labelling)
     block.g.fill_(math.sqrt(h / 5))
-    energy.begin_step([])
+    energy.begin_step(0, lambda: None)
     chances = [[1 - p if i == j else p / (d - 1) for j in range(d)] for i in range(d)]
     expected = [sum(chances[i][j] * h / 2 * (0.5 * (levels[j] - levels[i])) ** 2 for j in range(d)) for i in range(d)]
-    assert energy.label_costs(block)[0].tolist() == pytest.approx(expected)
+    assert energy.costs(block)[0].tolist() == pytest.approx(expected)
 
 
 def test_flips_cost_two_levels_the_same():
@@ -122,8 +123,10 @@ def test_flips_cost_two_levels_the_same():
     energy = FlipNoise(0.1)
     energy.attach(labelling)
     block.g.fill_(1.0)
-    energy.begin_step([])
-    assert not energy.gradient(block, torch.zeros(block.m)).any()
+    energy.begin_step(0, lambda: None)
+    low, high = energy.costs(block).T
+    assert torch.equal(low, high)
+    assert low.any()
 
 
 @pytest.mark.parametrize("form", ["line", "planes"])
@@ -134,7 +137,7 @@ def test_a_cheap_zero_makes_the_layer_sparse_that_it_is_asked_for(form):
         model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 5))
         energy = SumOf([FirstOrderTaylor(), LabelPrior({0: -1.0}, which=["0.weight"])], [1.0, weight])
         solver = ProximalMeanField(
-            Labelling(model, [-1, 0, 1], form=form), lambda p: torch.optim.Adam(p, lr=0.01), energy=energy
+            Labelling(model, [-1, 0, 1]), lambda p: torch.optim.Adam(p, lr=0.01), energy=energy, form=form
         )
         solver.prepare(60)
         x = torch.randn(50, 20)
@@ -147,23 +150,29 @@ def test_a_cheap_zero_makes_the_layer_sparse_that_it_is_asked_for(form):
     assert max(zeros[0.0]["0.weight"], zeros[0.1]["2.weight"]) < 0.8
 
 
-def test_values_of_a_watched_step_are_those_before_it():
+def test_values_between_backward_and_step_are_those_of_the_terms():
     torch.manual_seed(0)
     labelling = Labelling(nn.Linear(6, 2), [-1, 0, 1])
     energy = SumOf([FirstOrderTaylor(), LabelPrior({0: -1.0})], [1.0, 0.1])
     solver = ProximalMeanField(labelling, lambda p: torch.optim.Adam(p), energy=energy)
     labelling.model(torch.randn(5, 6)).square().sum().backward()
-    ((block, x),) = solver.items()
-    labelling.gradients()
-    expected = {
-        "FirstOrderTaylor": (block.g @ block.w).item(),
-        "LabelPrior": -solver.marginals(block, x)[1].sum().item(),
-    }
-    assert solver.energies() == {}
-    solver.watched = True
-    solver.step()
-    assert solver.energies() == pytest.approx(expected, rel=1e-5)
-    assert not solver.watched
+    found = solver.energies()
+    (block,), (p,) = labelling.blocks, solver.distributions()
+    expected = {"FirstOrderTaylor": (block.g @ block.w).item(), "LabelPrior": -p.probabilities()[1].sum().item()}
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert solver.energies() == found  # looking changes nothing
+
+
+def test_looking_at_energies_does_not_begin_a_step_twice():
+    labelling = labelled(3)
+    energy = CodeLength()
+    solver = ProximalMeanField(labelling, torch.optim.Adam, energy=SumOf([FirstOrderTaylor(), energy]))
+    for looks in (0, 1, 2):
+        labelling.model(torch.ones(1, 3).double()).sum().backward()
+        for _ in range(looks):
+            solver.energies()
+        solver.step()
+    assert energy.state_dict()["begun"] == 3
 
 
 @pytest.mark.parametrize(
@@ -181,11 +190,11 @@ def test_what_does_not_fit_the_labelling_is_refused(prior, message):
         prior().attach(labelled(3))
 
 
-def test_a_solver_without_u_is_refused():
+def test_a_solver_without_a_distribution_is_refused():
     labelling, energy = labelled(3), CodeLength()
     energy.attach(labelling)
-    with pytest.raises(BadInput, match="counts labels by u"):
-        energy.begin_step([(labelling.blocks[0], None)])
+    with pytest.raises(BadInput, match="counts labels by their distribution"):
+        energy.begin_step(0, lambda: None)
 
 
 def test_numbers_that_make_no_sense_are_refused():

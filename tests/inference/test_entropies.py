@@ -13,7 +13,7 @@ from mrfquant.errors import BadInput
 from mrfquant.inference import ProximalMeanField
 from mrfquant.inference.entropies import TreeEntropy
 from mrfquant.labelling import Labelling
-from mrfquant.projections import Softmax
+from mrfquant.projections import Line, Softmax
 
 LEVELS = {2: [-1, 1], 3: [-1, 0, 1]}
 BETA = 1.7
@@ -33,14 +33,22 @@ def _block(d, strength=3.0, scale="none"):
 
 
 def _project(projection, block, aux):
-    return projection.pair(aux, BETA) if block.is_pair else projection.planes(aux, BETA)
+    return projection.mean(aux, _line(block), BETA) if block.d == 2 else projection.planes(aux, BETA)
+
+
+def _planes(block, u):
+    return torch.stack([1 - u, 1 + u]) / 2 if block.d == 2 else u
+
+
+def _line(block):
+    return Line(block.q, 0.0)
 
 
 def _truth(block, energy, aux, strength):
     """u (d, m) by enumeration of each row."""
     (layer,) = energy.curvatures(block)
     (tree,) = layer.trees
-    planes = torch.stack([-aux, aux]) if block.is_pair else aux
+    planes = torch.stack([-aux, aux]) if block.d == 2 else aux
     scale = torch.ones(block.m, dtype=torch.float64) if block.scale is None else block.scale
     u = torch.zeros(block.d, block.m, dtype=torch.float64)
     for row in range(2):
@@ -62,7 +70,7 @@ def _truth(block, energy, aux, strength):
 def test_marginals_equal_enumeration(d, scale):
     block, energy, aux = _block(d, scale=scale)
     found = _project(TreeEntropy(2.0).projection(block, Softmax(), energy), block, aux)
-    torch.testing.assert_close(block.probabilities(found), _truth(block, energy, aux, 2.0), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(_planes(block, found), _truth(block, energy, aux, 2.0), rtol=1e-8, atol=1e-10)
     assert not torch.allclose(found, _project(Softmax(), block, aux), atol=1e-3)  # the couplings do something
 
 
@@ -81,7 +89,7 @@ def test_compiled_and_plain_marginals_of_a_layer_agree(levels, scale, strength, 
     aux = torch.randn(block.m)
     planes = Softmax().planes(torch.stack([-aux, aux]), BETA)
     expected = projection.planes(torch.stack([-aux, aux]), BETA)
-    torch.testing.assert_close(projection.pair(aux, BETA), expected[1] - expected[0], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(projection.mean(aux, _line(block), BETA), expected[1] - expected[0], rtol=1e-3, atol=1e-4)
     assert (expected - planes).abs().max() > 0.01
 
 
@@ -108,10 +116,12 @@ def test_the_exact_product_is_the_derivative(d):
             ends.append((g * _project(projection, block, moved)).sum())
         numeric[place] = (ends[0] - ends[1]) / (2 * step)
     u = _project(projection, block, aux)
-    vjp = projection.pair_vjp if block.is_pair else projection.planes_vjp
-    found = vjp(u, g.clone(), BETA, aux)
+    if block.d == 2:
+        found = projection.mean_vjp(u, g.clone(), BETA, aux, _line(block))
+    else:
+        found = projection.planes_vjp(u, g.clone(), BETA, aux)
     # A pair's ã stands for (-ã, ã) and its δ for half a difference, so its product is half of the derivative.
-    torch.testing.assert_close(found, numeric / 2 if block.is_pair else numeric, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(found, numeric / 2 if block.d == 2 else numeric, rtol=1e-6, atol=1e-8)
 
 
 def test_it_needs_couplings():

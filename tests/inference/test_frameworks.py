@@ -28,10 +28,9 @@ def data():
 
 
 def solver_of(model):
-    labelling = mq.Labelling(model, [-1, 1], which="weights", scale="channel", start="weights")
-    solver = mq.ProximalMeanField(
-        labelling, functools.partial(torch.optim.Adam, lr=0.02), beta=mq.GeometricTo(end=1000.0)
-    )
+    labelling = mq.Labelling(model, [-1, 1], which="weights", scale="channel")
+    adam = functools.partial(torch.optim.Adam, lr=0.02)
+    solver = mq.ProximalMeanField(labelling, adam, beta=mq.GeometricTo(end=1000.0), start="weights")
     solver.prepare(STEPS)
     return solver
 
@@ -148,7 +147,7 @@ def test_averages_of_weights_are_off_the_levels_and_those_of_variables_are_not()
         solver.labelling.check_on_levels(average.module.state_dict())
     for x, mean in zip(solver.variables, variables, strict=True):
         x.copy_(mean)
-    solver.project_all()
+    solver.write_all()
     solver.finalize()
     solver.labelling.check_on_levels(model.state_dict())
 

@@ -49,12 +49,14 @@ def test_the_digits_stay_learned(name, data):
     trained = accuracy(model, *test)
     assert trained > 95
 
-    labelling = mq.Labelling(model, [-1, 1], which="weights", scale="channel", start="weights", learn_scale=True)
+    labelling = mq.Labelling(model, [-1, 1], which="weights", scale="channel")
     solver = mq.ProximalMeanField(
         labelling,
         lambda p: torch.optim.Adam(p, lr=0.02),
         beta=mq.GeometricTo(end=1000.0),
         jacobian="straight_through",
+        start="weights",
+        learn_scale=True,
     )
     solver.prepare(budget=STEPS)
     assert accuracy(model, *test) >= trained - 1
@@ -74,10 +76,8 @@ def test_labels_found_by_rounding_are_where_training_starts(levels, group_size, 
     result = mq.round_network(model, [images[:900]], levels, "gptq", group_size=group_size, progress=False)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     scale = "group" if group_size else "channel"
-    labelling = mq.Labelling(
-        model, levels, which="weights", scale=scale, group_size=group_size or 1, start="labels", form=form
-    )
-    solver = mq.ProximalMeanField(labelling, lambda p: torch.optim.Adam(p, lr=0.02))
+    labelling = mq.Labelling(model, levels, which="weights", scale=scale, group_size=group_size or 1)
+    solver = mq.ProximalMeanField(labelling, lambda p: torch.optim.Adam(p, lr=0.02), start="labels", form=form)
     (item,) = solver.items()
     expected = torch.cat([result.labels[name].flatten() for name in labelling.labelled.spans])
     assert torch.equal(solver.labels(*item), expected.int())
@@ -87,6 +87,6 @@ def test_labels_found_by_rounding_are_where_training_starts(levels, group_size, 
 
 
 def test_weights_off_the_levels_are_no_labels():
-    model = nn.Linear(30, 5)
+    labelling = mq.Labelling(nn.Linear(30, 5), [-1, 1], which="weights", scale="channel")
     with pytest.raises(mq.BadInput, match=r"weight is not on the levels .* times a scale: round the network first"):
-        mq.Labelling(model, [-1, 1], which="weights", scale="channel", start="labels")
+        mq.ProximalMeanField(labelling, torch.optim.Adam, start="labels")

@@ -42,10 +42,9 @@ def network(seed=0):
 
 def make(levels=(-1, 1), solver=mq.ProximalMeanField, recipe=ADAMW, groups=GROUPS, **settings):
     model = network()
-    settings = {"which": "weights", "scale": "channel", **settings}
-    labelling = mq.Labelling(model, levels, groups=groups, **settings)
+    labelling = mq.Labelling(model, levels, which="weights", scale="channel")
     torch.manual_seed(1)
-    return model, solver(labelling, recipe)
+    return model, solver(labelling, recipe, groups=groups, **settings)
 
 
 def train(model, solver, first=0, last=10):
@@ -100,7 +99,7 @@ def test_groups_hold_the_parameters_of_the_first_key_that_fits_with_their_settin
 )
 def test_keys_are_presets_patterns_and_functions(key, expected):
     model = Net()
-    solver = mq.BinaryConnect(mq.Labelling(model, [-1, 1], which="weights", groups={key: {"lr": 0.2}}), ADAMW)
+    solver = mq.BinaryConnect(mq.Labelling(model, [-1, 1], which="weights"), ADAMW, groups={key: {"lr": 0.2}})
     assert set(names(model, solver.param_groups[0])) == expected
     assert solver.param_groups[0]["lr"] == 0.2
 
@@ -187,8 +186,8 @@ def test_optimizers_may_count_in_their_groups():
 
 def test_the_proximal_step_of_a_group_has_its_rate():
     model = network()
-    labelling = mq.Labelling(model, [-1, 1], which="weights", groups={"2.*": {"lr": 0.25}})
-    solver = mq.ProxQuant(labelling, SGD)
+    labelling = mq.Labelling(model, [-1, 1], which="weights")
+    solver = mq.ProxQuant(labelling, SGD, groups={"2.*": {"lr": 0.25}})
     assert [solver.learning_rate(block) for block in labelling.blocks] == [0.25, 0.5]
     with pytest.raises(mq.BadInput, match="one learning rate for each level set"):
         mq.ProxQuant(mq.Labelling(network(), [-1, 1]), mq.ByShape(SGD, functools.partial(torch.optim.SGD, lr=0.1)))
@@ -251,10 +250,20 @@ def test_frozen_layers_stay(recipe):
     assert torch.equal(model[2].bias, before[1])
 
 
-def test_groups_from_gin():
-    gin.parse_config('Labelling.groups = {"norms and biases": {"weight_decay": 0.0}}')
-    model = network()
-    solver = mq.BinaryConnect(mq.Labelling(model, [-1, 1], which="weights"), ADAMW)
+def test_groups_from_gin(tmp_path):
+    gin.parse_config(
+        """
+        Experiment.dataset = @digits
+        Experiment.model = @LeNet300
+        Experiment.optimizer = @AdamW
+        Experiment.inference = @BinaryConnect
+        Experiment.groups = {"norms and biases": {"weight_decay": 0.0}}
+        Labelling.levels = [-1, 1]
+        Labelling.which = 'weights'
+        AdamW.weight_decay = 0.1
+        """
+    )
+    solver = Experiment(device=torch.device("cpu"), data_root=tmp_path).inference
     assert [group["weight_decay"] for group in solver.param_groups] == [0.0, 0.1]
 
 
@@ -314,8 +323,8 @@ def test_schedulers_reach_both():
 
 def test_a_network_of_matrices_alone_learns_its_scales():
     model = nn.Linear(4, 3, bias=False)
-    labelling = mq.Labelling(model, [-1, 1], scale="channel", learn_scale=True)
-    solver = mq.ProximalMeanField(labelling, mq.ByShape(SGD, ADAMW))
+    labelling = mq.Labelling(model, [-1, 1], scale="channel")
+    solver = mq.ProximalMeanField(labelling, mq.ByShape(SGD, ADAMW), learn_scale=True)
     before = labelling.scale.clone()
     model(torch.ones(1, 4)).sum().backward()
     solver.step()

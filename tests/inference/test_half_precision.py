@@ -19,8 +19,7 @@ every_level_set = pytest.mark.parametrize("levels", [[-1, 1], [-1, 0, 1]], ids=[
 def make(dtype, levels=(-1, 1), solver=mq.ProximalMeanField, recipe=ADAM, **settings):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)).to(dtype)
-    settings = {"which": "weights", "scale": "channel", **settings}
-    return model, solver(mq.Labelling(model, levels, **settings), recipe)
+    return model, solver(mq.Labelling(model, levels, which="weights", scale="channel"), recipe, **settings)
 
 
 def train(model, solver, first=0, last=5):
@@ -78,17 +77,17 @@ def test_gradients_are_the_networks_and_count_once(dtype):
         network(x).float().square().mean().backward()
     labelling = solver.labelling
     for _ in range(2):  # a second look changes nothing
-        labelling.gradients()
+        labelling.collect_gradients()
         for flat in (labelling.labelled, labelling.free):
             for name in flat.spans:
                 assert torch.equal(flat.view(name, flat.g), other.get_parameter(name).grad.float())
     solver.zero_grad()
-    assert not labelling.gradients()[0].any()
+    assert not labelling.collect_gradients()[0].any()
 
 
 @every_half
 def test_gradients_that_are_cut_off_and_clipped_are_found(dtype):
-    model, solver = make(dtype, recipe=functools.partial(torch.optim.SGD, lr=1.0), which="weights")
+    model, solver = make(dtype, recipe=functools.partial(torch.optim.SGD, lr=1.0))
     model.zero_grad(set_to_none=True)
     model(torch.ones(1, 8, dtype=dtype)).float().sum().backward()
     nn.utils.clip_grad_value_([model[2].bias], 0.5)

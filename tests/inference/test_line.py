@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from mrfquant.energies import Energy, FirstOrderTaylor, PairwiseEnergy
+from mrfquant.families import Gradient, Independent, LineFamily
 from mrfquant.inference import MeanField, MirrorDescent, ProximalICM, ProximalMeanField, SparsemaxPGD
-from mrfquant.inference.projected import auxiliary_gradient
 from mrfquant.labelling import Labelling
 from mrfquant.projections import Softmax
 from mrfquant.schedules import Constant
@@ -22,14 +22,13 @@ def network():
     return nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 10)).double()
 
 
-def solver(levels, kind=ProximalMeanField, labelling=None, **settings):
-    made = Labelling(network(), levels, **(labelling or {}))
-    return kind(made, lambda p: torch.optim.Adam(p, lr=0.05), **settings)
+def solver(levels, kind=ProximalMeanField, scale="none", **settings):
+    return kind(Labelling(network(), levels, scale=scale), lambda p: torch.optim.Adam(p, lr=0.05), **settings)
 
 
 def test_it_is_the_form_of_three_levels_and_more():
     assert [x.shape for x in solver([-1, 0, 1]).variables] == [(830,)]
-    assert [x.shape for x in solver([-1, 0, 1], labelling={"form": "planes"}).variables] == [(3, 830)]
+    assert [x.shape for x in solver([-1, 0, 1], form="planes").variables] == [(3, 830)]
     assert [x.shape for x in solver([-1, 0, 1], auxiliary=False).variables] == [(3, 830)]  # u itself
 
 
@@ -38,10 +37,10 @@ def test_it_is_the_form_of_three_levels_and_more():
 def test_u_is_a_normal_distribution_on_the_levels(levels, beta):
     made = solver(levels, beta=Constant(beta))
     ((block, x),) = made.items()
-    line, a = made._lines[0], x.tolist()
+    line, a = made.family(block).line, x.tolist()
     assert line.p[0] == 1 - len(levels)
     assert line.p[-1] == len(levels) - 1
-    u, s, labels = made.marginals(block, x), line.spacing, made.labels(block, x)
+    u, s, labels = made.distribution(block, x).probabilities(), line.spacing, made.labels(block, x)
     for j in range(0, len(a), 97):
         logits = [-beta * s * (a[j] / s - p) ** 2 / 2 for p in line.p.tolist()]
         shares = [math.exp(logit - max(logits)) for logit in logits]
@@ -51,53 +50,58 @@ def test_u_is_a_normal_distribution_on_the_levels(levels, beta):
         assert labels[j] == min(range(len(levels)), key=lambda k: abs(a[j] / s - line.p[k]))
 
 
-@EVERY
-def test_the_exact_product_is_the_derivative_by_autograd(levels):
-    """Up to the length of the line's direction: a moves as ũ would."""
-    beta, made = 3.0, solver(levels, beta=Constant(3.0))
+def on_line(levels, beta=3.0):
+    """A block with weights and gradient, its line, x, and u by autograd's operations from a leaf."""
+    made = solver(levels, beta=Constant(beta))
     ((block, x),) = made.items()
     block.g.copy_(torch.randn(block.m, dtype=x.dtype))
-    line, a = made._lines[0], x.clone().requires_grad_()
-    u = torch.softmax(beta * (line.p[:, None] * a - line.spacing * line.p[:, None] ** 2 / 2), 0)
-    (truth,) = torch.autograd.grad(block.g @ (block.q @ u), a)
-    product = auxiliary_gradient(FirstOrderTaylor(), Softmax("exact"), block, block.mean_of_weights(), x, beta, line)
-    torch.testing.assert_close(product * line.square, truth, rtol=1e-9, atol=1e-12)
+    line, a = made.family(block).line, x.clone().requires_grad_()
+    return block, line, x, a, torch.softmax(beta * (line.p[:, None] * a - line.spacing * line.p[:, None] ** 2 / 2), 0)
+
+
+def pulled(block, line, x, energy, jacobian, beta=3.0):
+    family = LineFamily(block, Softmax(jacobian), line.spacing)
+    return family.pull_back(energy.gradient(family.distribution(x, beta)), x, beta, beta)
+
+
+@EVERY
+def test_the_exact_product_is_the_variance_of_the_weights(levels):
+    """Up to the length of the line's direction, and beta: a moves as ũ would."""
+    block, line, x, _, u = on_line(levels)
     mean = block.q @ u
     variance = ((block.q[:, None] - mean) ** 2 * u).sum(0)
-    slope = beta * variance * (line.p[-1] / block.levels.half_gap)  # of w in a, p being in units of the levels
+    slope = 3.0 * variance * (line.p[-1] / block.levels.half_gap)  # of w in a, p being in units of the levels
     block.g.fill_(1.0)
-    product = auxiliary_gradient(FirstOrderTaylor(), Softmax("exact"), block, block.mean_of_weights(), x, beta, line)
+    product = pulled(block, line, x, FirstOrderTaylor(), "exact")
     torch.testing.assert_close(product * line.square, slope.detach(), rtol=1e-9, atol=1e-12)
 
 
 class Bent(Energy):
-    """Costs of labels that are no linear function of the levels, and the loss, by planes only."""
+    """Costs of labels that are no linear function of the levels, and the loss, by probabilities only."""
 
     def __init__(self, costs):
         self.costs = torch.tensor(costs, dtype=torch.float64)[:, None]
 
-    def value(self, block, u):
-        return (u * (self.costs + block.q[:, None] * block.g)).sum()
+    def value(self, p):
+        return (p.probabilities() * self.gradient(p).marginals).sum()
 
-    def gradient(self, block, u):
-        return self.costs + block.q[:, None] * block.g
+    def gradient(self, p):
+        return Gradient(marginals=self.costs + p.block.q[:, None] * p.block.g)
 
 
 @EVERY
 def test_the_product_of_an_energy_on_u_is_the_derivative_by_autograd(levels):
-    beta, made, energy = 3.0, solver(levels, beta=Constant(3.0)), Bent([k**2 - 2.0 * k for k in range(len(levels))])
-    ((block, x),) = made.items()
-    block.g.copy_(torch.randn(block.m, dtype=x.dtype))
-    line, a, t = made._lines[0], x.clone().requires_grad_(), block.mean_of_weights()
-    u = torch.softmax(beta * (line.p[:, None] * a - line.spacing * line.p[:, None] ** 2 / 2), 0)
-    (truth,) = torch.autograd.grad(energy.value(block, u), a, retain_graph=True)
-    product = auxiliary_gradient(energy, Softmax("exact"), block, t, x, beta, line)
+    energy = Bent([k**2 - 2.0 * k for k in range(len(levels))])
+    block, line, x, a, u = on_line(levels)
+    (truth,) = torch.autograd.grad(energy.value(Independent(block, u)), a, retain_graph=True)
+    product = pulled(block, line, x, energy, "exact")
     torch.testing.assert_close(product * line.square, truth, rtol=1e-9, atol=1e-12)
     # An approximate product is the derivative with respect to t, times what it takes for the derivative of t.
-    (of_t,) = torch.autograd.grad((line.p / line.top @ u).sum(), a)
+    t = line.p / line.top @ u
+    (of_t,) = torch.autograd.grad(t.sum(), a)
     slope = truth / of_t
-    expected = Softmax("reference").line_vjp(t, slope.detach().clone(), beta, x, line)
-    product = auxiliary_gradient(energy, Softmax("reference"), block, t, x, beta, line)
+    expected = Softmax("reference").mean_vjp(t.detach(), slope.clone(), 3.0, x, line)
+    product = pulled(block, line, x, energy, "reference")
     torch.testing.assert_close(product, expected, rtol=1e-8, atol=1e-10)
 
 
@@ -112,7 +116,7 @@ def test_a_label_that_costs_less_than_its_neighbours_draws_them(kind, dtype, bet
     made.energy.costs = made.energy.costs.to(dtype)
     (x,) = made.variables
     before = x.clone()
-    made.labelling.gradients()
+    made.labelling.collect_gradients()
     made.step()
     moved = x - before * (0.999 if kind is MeanField else 1)
     outside = before.abs() > 0.05 * before.abs().max()
@@ -120,7 +124,7 @@ def test_a_label_that_costs_less_than_its_neighbours_draws_them(kind, dtype, bet
     assert (moved[outside] * before[outside] < 0).all()
 
 
-def test_an_energy_that_needs_u_sees_planes():
+def test_an_energy_of_probabilities_sees_them():
     made = solver([-1, 0, 1], energy=PairwiseEnergy(interval=1, samples=None))
     x = torch.randn(16, 30, dtype=torch.float64)
     for _ in range(3):
@@ -143,7 +147,7 @@ def test_random_weights_are_spread_over_the_levels_in_every_layer(kind, levels):
 
 @EVERY
 def test_a_start_at_the_weights_has_their_mean_and_rounds_to_the_nearest(levels):
-    made = solver(levels, labelling={"start": "weights", "scale": "layer", "reach": 4.0})
+    made = solver(levels, scale="layer", start="weights", reach=4.0)
     ((block, x),) = made.items()
     weights = torch.cat([p.detach().flatten() for p in network().parameters()])
     within = ((weights / block.scale - block.levels.middle).abs() < 0.98 * block.levels.half_gap).nonzero()[:, 0]
@@ -154,11 +158,11 @@ def test_a_start_at_the_weights_has_their_mean_and_rounds_to_the_nearest(levels)
     assert off < 0.25  # next to the ends u is cut off, and its mean is not its middle
 
 
-def test_sampling_and_diagnostics_go_over_parts(monkeypatch):
+def test_sampling_and_diagnostics_go_over_chunks(monkeypatch):
     made = solver([-1, 0, 1])
     ((block, x),) = made.items()
-    whole = block.entropy(made.marginals(block, x)).mean().item()
-    monkeypatch.setattr("mrfquant.inference.projected.PART", 100)
+    whole = made.distribution(block, x).entropy().mean().item()
+    monkeypatch.setattr("mrfquant.families.line.CHUNK", 100)
     assert made.diagnostics()["entropy"] == pytest.approx(whole)
     assert sum(made.layer_entropy().values()) > 0
     with made.sampled(torch.Generator().manual_seed(0)):

@@ -66,7 +66,6 @@ def test_a_projection_in_two_methods_can_start_at_the_weights_of_a_network(proje
         for p in model.parameters():
             p.uniform_(levels[0], levels[-1])
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    labelling = Labelling(model, levels, start="weights")
-    ProjectedInference(labelling, torch.optim.Adam, TwoMethods(projection))
+    ProjectedInference(Labelling(model, levels), torch.optim.Adam, TwoMethods(projection), start="weights")
     for name, p in model.named_parameters():
         torch.testing.assert_close(p, before[name], rtol=0, atol=0.01 * (levels[-1] - levels[0]))

@@ -22,26 +22,33 @@ STEPS, BATCH = 8, 12
 MIXED = {"0.*": THREE, "2.*": TWO, "*": FOUR}
 DECAY = {"norms and biases": {"weight_decay": 0.0}, "4.*": {"lr": 0.01}}
 # Name -> solver, settings of the labelling, recipe of the optimizer, the largest norm of a gradient.
+PMF, PLANES = mq.ProximalMeanField, {"form": "planes"}
+LEARNED = {"learn_scale": True, "start": "weights"}
 CASES = {
-    "PMF": (mq.ProximalMeanField, {"levels": TWO}, torch.optim.Adam, None),
-    "PMF, four levels": (mq.ProximalMeanField, {"levels": FOUR}, torch.optim.Adam, None),
-    "PMF on planes": (mq.ProximalMeanField, {"levels": FOUR, "form": "planes"}, torch.optim.Adam, None),
+    "PMF": (PMF, {"levels": TWO}, torch.optim.Adam, None),
+    "PMF, four levels": (PMF, {"levels": FOUR}, torch.optim.Adam, None),
+    "PMF on planes": (functools.partial(PMF, **PLANES), {"levels": FOUR}, torch.optim.Adam, None),
     "PMF without auxiliary": (
-        functools.partial(mq.ProximalMeanField, auxiliary=False),
-        {"levels": THREE, "form": "planes"},
+        functools.partial(PMF, auxiliary=False),
+        {"levels": THREE},
         functools.partial(torch.optim.SGD, momentum=0.9),
         None,
     ),
     "learned scales, clipped": (
-        mq.ProximalMeanField,
-        {"levels": FOUR, "scale": "channel", "learn_scale": True, "start": "weights"},
+        functools.partial(PMF, **LEARNED),
+        {"levels": FOUR, "scale": "channel"},
         torch.optim.Adam,
         0.1,
     ),
-    "three level sets": (mq.MirrorDescent, {"levels": MIXED, "form": "planes"}, torch.optim.AdamW, None),
-    "groups": (mq.ProximalMeanField, {"levels": TWO, "which": "weights", "groups": DECAY}, torch.optim.AdamW, 0.1),
+    "three level sets": (functools.partial(mq.MirrorDescent, **PLANES), {"levels": MIXED}, torch.optim.AdamW, None),
+    "groups": (functools.partial(PMF, groups=DECAY), {"levels": TWO, "which": "weights"}, torch.optim.AdamW, 0.1),
     "PGD": (mq.SparsemaxPGD, {"levels": FOUR}, torch.optim.RMSprop, None),
-    "PICM": (mq.ProximalICM, {"levels": THREE, "scale": "layer", "start": "weights"}, torch.optim.NAdam, None),
+    "PICM": (
+        functools.partial(mq.ProximalICM, start="weights"),
+        {"levels": THREE, "scale": "layer"},
+        torch.optim.NAdam,
+        None,
+    ),
     "MF": (functools.partial(mq.MeanField, damping=0.9), {"levels": TWO}, torch.optim.SGD, None),
     "BC": (mq.BinaryConnect, {"levels": FOUR}, torch.optim.Rprop, None),
     "PQ": (functools.partial(mq.ProxQuant, epoch=2), {"levels": THREE}, torch.optim.Adagrad, None),
@@ -66,17 +73,17 @@ class Run:
     def __init__(self, case, shard, seed=3):
         solver, settings, optimizer, self.clip = CASES[case]
         self.model, self.team = network(seed), present_team()
-        labelling = mq.Labelling(self.model, **settings, shard=shard)
-        self.solver = solver(labelling, functools.partial(optimizer, lr=0.02))
+        labelling = mq.Labelling(self.model, **settings)
+        self.solver = solver(labelling, functools.partial(optimizer, lr=0.02), shard=shard)
         self.solver.prepare(STEPS)
 
     def steps(self, first, last):
         rank, size = self.team.rank, self.team.world_size
         for x, y in list(batches())[first:last]:
             functional.cross_entropy(self.model(x[rank::size]), y[rank::size]).backward()
-            self.solver.average_gradients(self.team)
+            self.solver.processes.average_gradients(self.team)
             if self.clip is not None:
-                self.solver.clip_gradients(self.clip, self.team)
+                self.solver.processes.clip_gradients(self.clip, self.team)
             self.solver.step()
 
     def outcome(self):
@@ -138,7 +145,8 @@ def memory(_):
     run.steps(0, 1)
     solver = run.solver
     state = [t for values in solver.optimizer.state.values() for t in values.values() if t.dim()]
-    kept = nbytes([*solver.variables, *solver._planes.values(), *state]) / (8 * len(solver.labelling))
+    planes = [solver.family(block).u for block, _ in solver.items()]
+    kept = nbytes([*solver.variables, *planes, *state]) / (8 * len(solver.labelling))
     fair = 16 / present_team().world_size  # x, u and Adam's two, four planes each
     assert kept <= 1.05 * fair, kept
 
@@ -179,7 +187,7 @@ def test_parts_cover_a_vector_once(m, processes):
 @pytest.fixture
 def as_one_of_two(monkeypatch):
     """This process believes that it has a peer."""
-    for module in ("labelling.labelling", "inference.base", "inference.processes"):
+    for module in ("labelling.labelling", "inference.distributed"):
         monkeypatch.setattr(f"mrfquant.{module}.present_team", lambda: Team(0, 2))
     monkeypatch.setattr(Team, "broadcast", lambda *_: None)
 
@@ -200,9 +208,9 @@ SGD = functools.partial(torch.optim.SGD, lr=0.1)
     ],
 )
 def test_what_needs_whole_layers_is_refused(as_one_of_two, solver, optimizer, message):
-    labelling = mq.Labelling(network(0), TWO, scale="layer", shard=True)
+    labelling = mq.Labelling(network(0), TWO, scale="layer")
     with pytest.raises(mq.BadInput, match=message):
-        solver(labelling, optimizer)
+        solver(labelling, optimizer, shard=True)
 
 
 if __name__ == "__main__":

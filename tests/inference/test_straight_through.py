@@ -57,8 +57,8 @@ def test_it_is_training_with_the_weights_of_bitnet(levels, sharing):
     for layer in (by_hand[0], by_hand[2]):
         parametrize.register_parametrization(layer, "weight", AbsMean(len(levels), sharing))
     train(by_hand, adamw(by_hand.parameters()))
-    labelling = mq.Labelling(model, levels, which="weights", scale=sharing, group_size=GROUP, start="weights")
-    solver = mq.StraightThrough(labelling, adamw)
+    labelling = mq.Labelling(model, levels, which="weights", scale=sharing, group_size=GROUP)
+    solver = mq.StraightThrough(labelling, adamw, start="weights")
     train(model, solver)
     for a, b in zip((by_hand[0], by_hand[2]), (model[0], model[2]), strict=True):
         torch.testing.assert_close(b.weight, a.weight, **CLOSE)
@@ -72,9 +72,9 @@ def test_it_is_training_with_the_weights_of_bitnet(levels, sharing):
 def test_latent_weights_start_in_the_units_of_the_network(start):
     model = mlp()
     before = torch.cat([model[0].weight.detach().flatten(), model[2].weight.detach().flatten()])
-    labelling = mq.Labelling(model, [-2, -1, 1, 2], which="weights", scale="channel", start=start)
+    labelling = mq.Labelling(model, [-2, -1, 1, 2], which="weights", scale="channel")
     torch.manual_seed(2)
-    (x,) = mq.StraightThrough(labelling, adamw).variables
+    (x,) = mq.StraightThrough(labelling, adamw, start=start).variables
     torch.manual_seed(2)
     assert torch.equal(x, before if start == "weights" else labelling.initial_weights())
     first = x[:10].abs().mean() / 1.5  # the mean magnitude of the levels
@@ -87,8 +87,8 @@ def test_latent_weights_start_in_the_units_of_the_network(start):
 def test_weights_that_are_all_zero_stay_numbers_and_leave_zero():
     model = nn.Linear(4, 2)
     nn.init.zeros_(model.bias)
-    labelling = mq.Labelling(model, [-1, 0, 1], scale="layer", start="weights")
-    solver = mq.StraightThrough(labelling, lambda p: torch.optim.SGD(p, lr=0.1))
+    labelling = mq.Labelling(model, [-1, 0, 1], scale="layer")
+    solver = mq.StraightThrough(labelling, lambda p: torch.optim.SGD(p, lr=0.1), start="weights")
     assert torch.equal(model.bias, torch.zeros(2))
     (model(torch.ones(1, 4)) - 1).square().sum().backward()
     solver.step()
@@ -103,6 +103,6 @@ def test_a_scale_that_cannot_be_fitted_is_refused(scale):
 
 
 def test_learned_scales_are_refused():
-    labelling = mq.Labelling(mlp(), [-1, 1], scale="layer", learn_scale=True)
+    labelling = mq.Labelling(mlp(), [-1, 1], scale="layer")
     with pytest.raises(mq.BadSetting, match=r"learn_scale = True, expected False for StraightThrough"):
-        mq.StraightThrough(labelling, adamw)
+        mq.StraightThrough(labelling, adamw, learn_scale=True)

@@ -9,8 +9,9 @@ from scipy.optimize import minimize
 from torch import nn
 from torch.nn import functional
 
+from mrfquant.families import PlanesFamily
 from mrfquant.inference import BinaryConnect, MeanField, MirrorDescent, ProximalICM, ProximalMeanField, ProxQuant
-from mrfquant.labelling import Block, Labelling
+from mrfquant.labelling import Labelling, LevelSet
 from mrfquant.models import LeNet300
 from mrfquant.schedules import Constant
 
@@ -25,18 +26,17 @@ class Weights(nn.Module):
         self.w = nn.Parameter(torch.zeros(m, dtype=torch.float64))
 
 
-def with_gradient(solver, levels, g, lr, **settings):
+def with_gradient(solver, levels, g, lr):
     """A solver in float64 whose network has just got the gradient g."""
     torch.manual_seed(3)
-    labelling = Labelling(Weights(len(g)), levels, **{"form": "planes", **settings})  # the paper's
-    inference = solver(labelling, functools.partial(torch.optim.SGD, lr=lr))
+    inference = solver(Labelling(Weights(len(g)), levels), functools.partial(torch.optim.SGD, lr=lr))
     inference.labelling.labelled.g.copy_(g)
     return inference
 
 
 def planes(inference):
     (pair,) = inference.items()
-    return pair[0].probabilities(inference.marginals(*pair)).clone()
+    return inference.distribution(*pair).probabilities().clone()
 
 
 @pytest.mark.parametrize("d", LEVELS)
@@ -72,7 +72,7 @@ def test_proposition_3_2_proximal_icm_with_half_the_rate_is_binary_connect(clip)
     bc = BinaryConnect(Labelling(models[0], [-1, 1]), functools.partial(torch.optim.SGD, lr=rate))
     picm = ProximalICM(Labelling(models[1], [-1, 1]), functools.partial(torch.optim.SGD, lr=rate / 2), clip=clip)
     bc.variables[0].copy_(2 * picm.variables[0])  # ũ q = ã - (-ã)
-    bc.project_all()
+    bc.write_all()
     flips = 0
     for _ in range(50):
         before = bc.labelling.labelled.w.clone()
@@ -84,6 +84,12 @@ def test_proposition_3_2_proximal_icm_with_half_the_rate_is_binary_connect(clip)
         if clip:
             assert torch.allclose(bc.variables[0], 2 * picm.variables[0], atol=1e-12)
     assert flips > 100  # the two moved, and moved together
+
+
+class AsPlanes(LevelSet):
+    """Levels with a number of variables for each, two levels too."""
+
+    family = PlanesFamily
 
 
 @pytest.mark.parametrize("levels", [[-1.0, 1.0], [0.0, 1.0], [-0.5, 2.0]])
@@ -100,19 +106,17 @@ def test_proposition_3_2_proximal_icm_with_half_the_rate_is_binary_connect(clip)
         functools.partial(MeanField, damping=0.5),
     ],
 )
-def test_two_levels_in_pair_form_move_as_two_planes_do(levels, solver, monkeypatch):
+def test_two_levels_in_pair_form_move_as_two_planes_do(levels, solver):
     solver = functools.partial(solver, beta=Constant(2.0)) if solver is not ProximalICM else solver
     gradients = [torch.randn(6, dtype=torch.float64) for _ in range(20)]
     pair = with_gradient(solver, levels, gradients[0], 0.1)
     start = pair.variables[0].clone()
-    monkeypatch.setattr(Block, "is_pair", False)
-    both = with_gradient(solver, levels, gradients[0], 0.1)
+    both = with_gradient(solver, AsPlanes(levels), gradients[0], 0.1)
     both.variables[0].copy_(torch.stack([-start, start]) + (0 if both.auxiliary else 0.5))  # u = 1/2 -+ t/2
     both.labelling.labelled.w.copy_(pair.labelling.labelled.w)
     both.restore(both.labelling.blocks[0], both.variables[0])
     for g in gradients:
-        for inference, is_pair in ((pair, True), (both, False)):
-            monkeypatch.setattr(Block, "is_pair", is_pair)
+        for inference in (pair, both):
             inference.labelling.labelled.g.copy_(g)
             inference.step()
         assert torch.allclose(pair.labelling.labelled.w, both.labelling.labelled.w, atol=1e-12)
@@ -124,8 +128,8 @@ def test_with_the_exact_jacobian_pmf_descends_the_loss_of_the_softmax(d):
     """The gradient on the auxiliary variables is autograd's through loss(model(softmax(beta ũ) q))."""
     torch.manual_seed(0)
     model = LeNet300((1, 4, 4), 3, width=0.05).double()
-    solver = functools.partial(ProximalMeanField, jacobian="exact", beta=Constant(1.7))
-    inference = solver(Labelling(model, LEVELS[d], form="planes"), functools.partial(torch.optim.SGD, lr=0.0))
+    solver = functools.partial(ProximalMeanField, jacobian="exact", beta=Constant(1.7), form="planes")
+    inference = solver(Labelling(model, LEVELS[d]), functools.partial(torch.optim.SGD, lr=0.0))
     x, y = torch.randn(8, 1, 4, 4, dtype=torch.float64), torch.randint(3, (8,))
     functional.cross_entropy(model(x), y).backward()
     (aux,) = inference.variables
@@ -137,7 +141,7 @@ def test_with_the_exact_jacobian_pmf_descends_the_loss_of_the_softmax(d):
     buffers = {n: b.clone() for n, b in model.named_buffers()}
     functional.cross_entropy(torch.func.functional_call(model, {**weights, **buffers}, x), y).backward()
     expected = (naive.grad[1] - naive.grad[0]) / 2 if d == 2 else naive.grad
-    assert torch.allclose(inference.gradient(inference.labelling.blocks[0], aux), expected, atol=1e-12)
+    assert torch.allclose(inference.update(inference.labelling.blocks[0], aux), expected, atol=1e-12)
     assert expected.abs().max() > 1e-3
 
 
@@ -145,7 +149,7 @@ def test_with_the_exact_jacobian_pmf_descends_the_loss_of_the_softmax(d):
 def test_mirror_descent_is_the_multiplicative_update_of_the_entropy_mirror_map(d):
     """With beta = 1: u <- u exp(-eta g) / normalisation, computed here on u itself."""
     g = torch.randn(5, dtype=torch.float64)
-    inference = with_gradient(functools.partial(MirrorDescent, beta=Constant(1.0)), LEVELS[d], g, 0.3)
+    inference = with_gradient(functools.partial(MirrorDescent, beta=Constant(1.0), form="planes"), LEVELS[d], g, 0.3)
     before = planes(inference)
     inference.step()
     # In pair form a step along the half difference moves the two planes by it, in opposite directions.
@@ -156,7 +160,7 @@ def test_mirror_descent_is_the_multiplicative_update_of_the_entropy_mirror_map(d
 @pytest.mark.parametrize("d", LEVELS)
 def test_mean_field_converges_to_its_fixed_point(d):
     g = torch.randn(5, dtype=torch.float64)
-    inference = with_gradient(functools.partial(MeanField, damping=0.5, beta=Constant(2.5)), LEVELS[d], g, 0.1)
+    inference = with_gradient(functools.partial(MeanField, damping=0.5, beta=Constant(2.5), form="planes"), LEVELS[d], g, 0.1)
     for _ in range(60):
         inference.labelling.labelled.g.copy_(g)
         inference.step()

@@ -7,20 +7,21 @@ import pytest
 import torch
 
 from mrfquant.inference import ProximalMeanField
-from mrfquant.kernels import dispatch as fused
+from mrfquant.kernels import dispatch
 from mrfquant.labelling import Labelling
 from mrfquant.projections import Line, Softmax, Sparsemax
 from mrfquant.schedules import Geometric
 
+PAIR = Line(torch.tensor([-1.0, 1.0]), 0.0)
 M = 2**14 + 77  # not a whole number of tiles
 BETAS = [0.1, 1.0, 30.0, 1e4]
 
-pytestmark = pytest.mark.skipif(fused._kernels() is None, reason="numba is not installed")
+pytestmark = pytest.mark.skipif(dispatch._kernels() is None, reason="numba is not installed")
 
 
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
 def _threads(request, monkeypatch):
-    monkeypatch.setattr(fused, "SHARE", 5000)
+    monkeypatch.setattr("mrfquant.kernels.steps.THREAD_SHARE", 5000)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield
@@ -36,7 +37,7 @@ def normal(*shape, seed=0):
 @pytest.mark.parametrize("d", [2, 3, 4, 16])
 def test_planes_and_weights(d, beta):
     aux, q, out, w = normal(d, M), normal(d, seed=1), torch.empty(d, M), torch.empty(M)
-    assert fused.usable(aux, q, out, w)
+    assert dispatch.usable(aux, q, out, w)
     Softmax().weights(aux, q, beta, out, w)
     u = ((aux - aux.amax(0)).double() * beta).softmax(0)
     assert torch.allclose(out.double(), u, atol=1e-6, rtol=0)
@@ -48,8 +49,8 @@ def test_planes_and_weights(d, beta):
 def test_pair(beta):
     aux, out = normal(M), torch.empty(M)
     aux[:3] = torch.tensor([0.0, 1e38, -1e38])
-    assert fused.usable(aux, out)
-    Softmax().pair(aux, beta, out)
+    assert dispatch.usable(aux, out)
+    Softmax().mean(aux, PAIR, beta, out)
     assert torch.allclose(out.double(), (aux.double() * beta).tanh(), atol=1e-6, rtol=0)
 
 
@@ -69,9 +70,9 @@ def test_line(levels, beta):
     line = Line(torch.tensor(levels, dtype=torch.float32), 0.1)
     aux, out = normal(M) * (0.05 * line.top), torch.empty(M)
     aux[:5] = torch.tensor([0.0, 50.0, -50.0, 0.1, -0.1])
-    assert fused.usable(aux, out)
-    Softmax().line(aux, line, beta, out)
-    truth = Softmax().line(aux.double(), Line(torch.tensor(levels, dtype=torch.float64), 0.1), beta)
+    assert dispatch.usable(aux, out)
+    Softmax().mean(aux, line, beta, out)
+    truth = Softmax().mean(aux.double(), Line(torch.tensor(levels, dtype=torch.float64), 0.1), beta)
     steepest = beta * line.top  # of t: a float's a is not more precise
     torch.testing.assert_close(out.double(), truth, atol=2e-6 + 1e-8 * steepest, rtol=0)
     assert out.abs().max() <= 1
@@ -82,10 +83,10 @@ def test_line(levels, beta):
 @pytest.mark.parametrize("levels", LINES.values(), ids=LINES)
 def test_products_of_lines(levels, jacobian):
     t, delta, beta = normal(M).tanh(), normal(M, seed=1), 3.0
-    truth = Softmax(jacobian).line_vjp(t.double(), delta.double(), beta, None, Line(torch.tensor(levels).double(), 0.1))
+    truth = Softmax(jacobian).mean_vjp(t.double(), delta.double(), beta, None, Line(torch.tensor(levels).double(), 0.1))
     line = Line(torch.tensor(levels).float(), 0.1)
-    assert fused.usable(t, delta)
-    found = Softmax(jacobian).line_vjp(t, delta, beta, None, line)
+    assert dispatch.usable(t, delta)
+    found = Softmax(jacobian).mean_vjp(t, delta, beta, None, line)
     assert torch.allclose(found.double(), truth, atol=1e-5, rtol=1e-6)
 
 
@@ -95,7 +96,7 @@ def test_products_of_planes(jacobian):
     u, q, g, beta = normal(4, M).softmax(0), torch.tensor([[-2.0], [-1], [1], [2]]), normal(M, seed=1), 3.0
     w = (q * u).sum(0)
     truth = Softmax(jacobian).weights_vjp(u.double(), q.double(), w.double(), g.double(), beta, None)
-    assert fused.usable(u, q, w, g)
+    assert dispatch.usable(u, q, w, g)
     found = Softmax(jacobian).weights_vjp(u, q, w, g, beta, None)
     assert torch.allclose(found.double(), truth, atol=1e-5, rtol=1e-6)
 
@@ -104,9 +105,9 @@ def test_products_of_planes(jacobian):
 @pytest.mark.parametrize("jacobian", ["exact", "reference", "straight_through", 0.3])
 def test_products_of_pairs(jacobian):
     t, delta, beta = normal(M).tanh(), normal(M, seed=1), 3.0
-    truth = Softmax(jacobian).pair_vjp(t.double(), delta.double(), beta, None)
-    assert fused.usable(t, delta)
-    assert torch.allclose(Softmax(jacobian).pair_vjp(t, delta, beta, None).double(), truth, atol=1e-5, rtol=1e-6)
+    truth = Softmax(jacobian).mean_vjp(t.double(), delta.double(), beta, None, PAIR)
+    assert dispatch.usable(t, delta)
+    assert torch.allclose(Softmax(jacobian).mean_vjp(t, delta, beta, None, PAIR).double(), truth, atol=1e-5, rtol=1e-6)
 
 
 @pytest.mark.usefixtures("_threads")
@@ -116,7 +117,7 @@ def test_sparsemax(d, beta):
     aux, g = normal(d, M), normal(d, M, seed=1)
     aux[:, :9] = aux[:, :9].round()  # equal values
     truth = Sparsemax().planes(aux.double(), beta)
-    assert fused.usable(aux, g)
+    assert dispatch.usable(aux, g)
     u = Sparsemax().planes(aux, beta)
     # The rounding of a float32 difference is multiplied by beta.
     assert torch.allclose(u.double(), truth, atol=1e-6 * max(1, beta / 100), rtol=0)
@@ -137,13 +138,13 @@ def test_large_values_and_what_is_no_number_pass_as_in_torch():
     assert out[:, 0].tolist() == [1, 0, 0]
     assert out[:, 2:4].isnan().all()
     pair = torch.full((M,), np.nan)
-    assert Softmax().pair(pair, 2.0, torch.empty(M)).isnan().all()
+    assert Softmax().mean(pair, PAIR, 2.0, torch.empty(M)).isnan().all()
 
 
 @pytest.mark.parametrize("unfit", [lambda t: t.double(), lambda t: t[:, ::2], lambda t: t[:, :100].contiguous()])
 def test_other_tensors_are_left_to_torch(unfit):
-    assert not fused.usable(unfit(normal(4, M)))
-    assert not fused.usable(normal(4, M).requires_grad_())
+    assert not dispatch.usable(unfit(normal(4, M)))
+    assert not dispatch.usable(normal(4, M).requires_grad_())
 
 
 @pytest.mark.parametrize("levels", [[-1, 1], [0, 3], [-1, 0, 1], [-2, -1, 1, 2]])
@@ -161,5 +162,5 @@ def test_training_is_the_same_with_and_without(levels, monkeypatch):
         return labelling.labelled.w
 
     compiled = train(copy.deepcopy(network))
-    monkeypatch.setattr(fused, "usable", lambda *tensors: False)
+    monkeypatch.setattr(dispatch, "usable", lambda *tensors: False)
     assert torch.allclose(compiled, train(network), atol=1e-5)

@@ -11,6 +11,8 @@ from torch import nn
 
 from mrfquant.data.torchvision_import import import_torchvision
 from mrfquant.errors import BadInput, BadSetting
+from mrfquant.inference import ProximalMeanField
+from mrfquant.inference.learned_scales import LearnedScales
 from mrfquant.labelling import Labelling, LevelSet
 
 
@@ -353,7 +355,7 @@ def test_layer_scale_is_the_best_one_for_the_signs_of_the_weights():
     w = model[0].weight.detach().clone()
     best = np.linalg.lstsq(w.sign().reshape(-1, 1).numpy(), w.reshape(-1).numpy(), rcond=None)[0].item()
     labelling = Labelling(model, [-1, 1], scale="layer")
-    labelling.blocks[0].write(w.sign().flatten())
+    labelling.blocks[0].write_labels((w.flatten() > 0).int())
     assert model[0].weight.abs().detach().numpy() == pytest.approx(np.full(w.shape, best), rel=1e-5)
 
 
@@ -382,47 +384,41 @@ def test_zeros_get_the_scale_of_a_random_start():
     assert 0.02 < scale.min() == scale.max() < 0.2  # the mean magnitude of N(0, 0.1²) is 0.08
 
 
-def scales_by_gradient(model, labelling, loss):
-    """Of the loss with respect to the logarithm of each scale, by central differences."""
-    found = []
-    for i in range(len(labelling.learned.log)):
-        values = []
-        for h in (1e-4, -1e-4):
-            labelling.learned.log[i] += h
-            labelling.learned.write()
-            u = labelling.labelled.w.clone()
-            labelling.labelled.w.mul_(labelling.scale / labelling.before)
-            values.append(loss(model).item())
-            labelling.labelled.w.copy_(u)
-            labelling.learned.log[i] -= h
-        labelling.learned.write()
-        found.append((values[0] - values[1]) / 2e-4)
-    return torch.tensor(found, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("scale", ["layer", "channel", 0.3])
 def test_the_gradient_of_a_scale_is_the_derivative_of_the_loss(scale):
+    """That of learned groups is looked at in test_scales.py."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-    labelling = Labelling(model, [-1, 1], scale=scale, learn_scale=True)
-    labelling.before = labelling.scale.clone()
+    labelling = Labelling(model, [-1, 1], scale=scale)
+    learned, before, w = LearnedScales(labelling), labelling.scale.clone(), labelling.labelled.w.clone()
     x = torch.randn(6, 5, dtype=torch.float64)
 
-    def loss(model):
+    def loss():
         return model(x).square().sum()
 
+    def slope(i):
+        values = []
+        for h in (1e-4, -1e-4):
+            learned.log[i] += h
+            learned.after()
+            labelling.labelled.w.copy_(w * labelling.scale / before)
+            values.append(loss().item())
+            learned.log[i] -= h
+        return (values[0] - values[1]) / 2e-4
+
     with torch.no_grad():
-        expected = scales_by_gradient(model, labelling, loss)
-    loss(model).backward()
-    g, _ = labelling.gradients()
-    found = labelling.learned.gradient(g, labelling.labelled.w.detach()) * labelling.learned.lengths.double().sqrt()
+        expected = torch.tensor([slope(i) for i in range(len(learned.log))], dtype=torch.float64)
+        labelling.labelled.w.copy_(w)
+    loss().backward()
+    labelling.collect_gradients()
+    found = learned.gradient() * labelling.scales.lengths.double().sqrt()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert len(found) == {"layer": 4, 0.3: 4, "channel": 4 + 1 + 3 + 1}[scale]
 
 
 def test_scales_without_a_scale_cannot_be_learned():
     with pytest.raises(BadSetting, match="learn_scale"):
-        Labelling(net(), [-1, 1], learn_scale=True)
+        ProximalMeanField(Labelling(net(), [-1, 1]), torch.optim.Adam, learn_scale=True)
 
 
 # --- what is on levels

@@ -6,6 +6,7 @@ from torch import nn
 
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.inference import ProximalMeanField
+from mrfquant.inference.learned_scales import LearnedScales
 from mrfquant.labelling import Labelling
 
 
@@ -55,15 +56,16 @@ def test_a_group_that_a_row_fits_in_is_a_channel(model):
 
 
 def test_the_gradient_of_learned_groups_is_the_derivative_of_the_loss(model):
-    labelling = Labelling(model, [-1, 1], scale="group", group_size=4, learn_scale=True)
-    scales, w = labelling.learned, labelling.labelled.w
+    labelling = Labelling(model, [-1, 1], scale="group", group_size=4)
+    learned, w = LearnedScales(labelling), labelling.labelled.w
     model().backward()
-    found = scales.gradient(labelling.gradients()[0], w.detach()) * scales.lengths.double().sqrt()
-    theta, u = scales.log.clone(), w.detach() / labelling.scale
+    labelling.collect_gradients()
+    found = learned.gradient() * labelling.scales.lengths.double().sqrt()
+    theta, u = learned.log.clone(), w.detach() / labelling.scale
 
     def loss(theta):
-        scales.log.copy_(theta)
-        scales.write()
+        learned.log.copy_(theta)
+        learned.after()
         w.copy_(u * labelling.scale)
         return model()
 
@@ -72,8 +74,8 @@ def test_the_gradient_of_learned_groups_is_the_derivative_of_the_loss(model):
             slope = (loss(theta + direction) - loss(theta - direction)) / 2e-6
             torch.testing.assert_close(found[i], slope, rtol=1e-6, atol=1e-7)
         loss(theta)
-    scales.read()
-    torch.testing.assert_close(scales.log, theta, rtol=0, atol=1e-15)
+    learned.read()
+    torch.testing.assert_close(learned.log, theta, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("sharing", ["layer", "channel", "group"])
@@ -95,9 +97,10 @@ def test_averages_and_spreads_of_a_block_are_those_of_its_parameters(model, shar
 def test_learned_channels_of_transposed_weights_are_rows_too():
     model = nn.Linear(3, 4, bias=False)
     model.weight = nn.Parameter(torch.randn(3, 4).t())
-    labelling = Labelling(model, [-1, 1], scale="channel", learn_scale=True)
-    labelling.learned.log.copy_(torch.arange(4).float())
-    labelling.learned.write()
+    labelling = Labelling(model, [-1, 1], scale="channel")
+    learned = LearnedScales(labelling)
+    learned.log.copy_(torch.arange(4).float())
+    learned.after()
     expected = torch.arange(4).float().exp()[:, None].expand(4, 3)
     assert torch.equal(labelling.labelled.view("weight", labelling.scale), expected)
 
@@ -119,8 +122,8 @@ def test_groups_train_and_are_restored(learn):
     def solver():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(10, 6), nn.Tanh(), nn.Linear(6, 1))
-        labelling = Labelling(model, [-1, 0, 1], scale="group", group_size=4, learn_scale=learn)
-        return model, ProximalMeanField(labelling, lambda p: torch.optim.Adam(p, lr=0.05))
+        labelling = Labelling(model, [-1, 0, 1], scale="group", group_size=4)
+        return model, ProximalMeanField(labelling, lambda p: torch.optim.Adam(p, lr=0.05), learn_scale=learn)
 
     def run(model, solver, steps):
         for _ in range(steps):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrfquant.errors import BadSetting
-from mrfquant.projections import Hardmax, Softmax, Sparsemax
+from mrfquant.projections import Hardmax, Line, Softmax, Sparsemax
 
 SOFTMAXES = {f"softmax {j}": Softmax(j) for j in ("exact", "reference", "straight_through", 0, 0.3, 1)}
 ALL = {**SOFTMAXES, "sparsemax": Sparsemax(), "hardmax": Hardmax()}
@@ -33,6 +33,11 @@ def normal(*shape, seed=0, dtype=torch.float64):
 def as_planes(aux):
     """ũ = (-ã, ã)."""
     return torch.stack([-aux, aux])
+
+
+def pair(dtype=torch.float64):
+    """The line of two levels."""
+    return Line(torch.tensor([-1.0, 1.0], dtype=dtype), 0.0)
 
 
 def centred(g):
@@ -117,13 +122,13 @@ def test_both_maps_approach_hardmax_as_beta_grows(projection, d):
 def test_the_pair_form_approaches_the_sign_as_beta_grows(projection):
     aux = normal(200)
     aux = aux[aux.abs() > 0.01]
-    assert projection.pair(aux, 1e4).numpy() == pytest.approx(aux.sign().numpy(), abs=1e-12)
+    assert projection.mean(aux, pair(), 1e4).numpy() == pytest.approx(aux.sign().numpy(), abs=1e-12)
 
 
 def test_hardmax_takes_the_first_of_equals():
     aux = torch.tensor([[1.0, 0.0, 2.0], [1.0, 3.0, 2.0], [0.0, 3.0, 2.0]])
     assert Hardmax().planes(aux, 1.0).T.tolist() == [[1, 0, 0], [0, 1, 0], [1, 0, 0]]
-    assert Hardmax().pair(torch.tensor([-0.1, 0.0, 0.1]), 1.0).tolist() == [-1, -1, 1]
+    assert Hardmax().mean(torch.tensor([-0.1, 0.0, 0.1]), pair(torch.float32), 1.0).tolist() == [-1, -1, 1]
 
 
 @pytest.mark.parametrize("beta", [0.2, 1.0, 30.0])
@@ -131,7 +136,7 @@ def test_hardmax_takes_the_first_of_equals():
 def test_pair_form_is_the_planes_form_of_two_labels(projection, beta):
     aux = normal(300)
     aux[0] = 0
-    t = projection.pair(aux, beta)
+    t = projection.mean(aux, pair(), beta)
     u = projection.planes(as_planes(aux), beta)
     torch.testing.assert_close(torch.stack([(1 - t) / 2, (1 + t) / 2]), u, rtol=0, atol=1e-14)
 
@@ -156,11 +161,11 @@ class InPlanes(torch.autograd.Function):
 
 
 class AsPair(torch.autograd.Function):
-    """The same for `pair_vjp`. The derivative by t is δ; that by ã = (ũ_2 - ũ_1) / 2 is twice the half difference."""
+    """The same for `mean_vjp` of two levels. The derivative by t is δ; that by ã = (ũ_2 - ũ_1) / 2 is twice the half difference."""
 
     @staticmethod
     def forward(ctx, aux, projection, beta):
-        t = projection.pair(aux, beta)
+        t = projection.mean(aux, pair(), beta)
         ctx.save_for_backward(aux, t)
         ctx.projection, ctx.beta = projection, beta
         return t
@@ -168,7 +173,7 @@ class AsPair(torch.autograd.Function):
     @staticmethod
     def backward(ctx, delta):
         aux, t = ctx.saved_tensors
-        return 2 * ctx.projection.pair_vjp(t, delta.clone(), ctx.beta, aux), None, None
+        return 2 * ctx.projection.mean_vjp(t, delta.clone(), ctx.beta, aux, pair()), None, None
 
 
 def away_from_kinks(aux, beta):
@@ -253,7 +258,7 @@ def test_softmax_products_are_those_of_the_matrices_it_documents(jacobian, d):
 def test_softmax_pair_products_are_the_factors_it_documents(jacobian, factor):
     beta, aux, delta = 1.3, normal(20), normal(20, seed=1)
     t = torch.tanh(beta * aux)
-    product = Softmax(jacobian).pair_vjp(t, delta.clone(), beta, aux)
+    product = Softmax(jacobian).mean_vjp(t, delta.clone(), beta, aux, pair())
     torch.testing.assert_close(product, beta * factor(t) * delta, rtol=0, atol=1e-14)
 
 
@@ -293,9 +298,9 @@ def test_pair_product_is_half_the_difference_of_the_planes_product(projection, b
     aux, g = normal(200), normal(2, 200, seed=1)
     aux[0], aux[1], aux[2] = 0.5, -0.5, 0.0  # where hardmax's mask ends, and sparsemax's support for beta = 1
     planes = projection.planes_vjp(projection.planes(as_planes(aux), beta), g.clone(), beta, as_planes(aux))
-    pair = projection.pair_vjp(projection.pair(aux, beta), (g[1] - g[0]) / 2, beta, aux)
-    assert pair.abs().max() > 0
-    torch.testing.assert_close(pair, (planes[1] - planes[0]) / 2, rtol=0, atol=1e-13)
+    product = projection.mean_vjp(projection.mean(aux, pair(), beta), (g[1] - g[0]) / 2, beta, aux, pair())
+    assert product.abs().max() > 0
+    torch.testing.assert_close(product, (planes[1] - planes[0]) / 2, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("d", [2, 3, 4])
@@ -318,9 +323,9 @@ def test_out_receives_the_same_result(projection, d):
     aux, pair_aux = normal(d, 20), normal(20)
     out, pair_out = torch.full_like(aux, 7.0), torch.full_like(pair_aux, 7.0)
     assert projection.planes(aux, 0.9, out=out) is out
-    assert projection.pair(pair_aux, 0.9, out=pair_out) is pair_out
+    assert projection.mean(pair_aux, pair(), 0.9, out=pair_out) is pair_out
     assert torch.equal(out, projection.planes(aux, 0.9))
-    assert torch.equal(pair_out, projection.pair(pair_aux, 0.9))
+    assert torch.equal(pair_out, projection.mean(pair_aux, pair(), 0.9))
 
 
 @pytest.mark.parametrize("d", [2, 3, 9])
@@ -338,7 +343,7 @@ def test_extreme_inputs_stay_finite_and_on_the_simplex(projection, beta, size):
     for d in (2, 3, 9):
         aux = size * (2 * torch.rand(d, 300, generator=torch.Generator().manual_seed(d)) - 1)
         aux[:, :100] = size * aux[:, :100].sign()  # ties, and the largest differences
-        u, t = projection.planes(aux, beta), projection.pair(aux[0], beta)
+        u, t = projection.planes(aux, beta), projection.mean(aux[0], pair(aux.dtype), beta)
         assert u.dtype == t.dtype == torch.float32
         assert (u >= 0).all()
         assert u.sum(0).numpy() == pytest.approx(np.ones(300), abs=1e-5)
@@ -352,7 +357,8 @@ def test_products_are_finite_at_extreme_inputs(projection, beta, size):
     for d in (2, 3, 9):
         aux, g = size * normal(d, 100, dtype=torch.float32).clamp(-1, 1), normal(d, 100, dtype=torch.float32)
         assert projection.planes_vjp(projection.planes(aux, beta), g, beta, aux).isfinite().all()
-        assert projection.pair_vjp(projection.pair(aux[0], beta), g[0], beta, aux[0]).isfinite().all()
+        t = projection.mean(aux[0], pair(aux.dtype), beta)
+        assert projection.mean_vjp(t, g[0], beta, aux[0], pair(aux.dtype)).isfinite().all()
 
 
 @pytest.mark.parametrize("jacobian", ["Exact", "", 1.5, -0.1, float("nan"), float("inf"), None])
@@ -384,7 +390,7 @@ singles = planes_of(st.floats(-(2.0**123), 2.0**123, width=32), dtype=torch.floa
 @thorough
 @given(aux=singles, beta=betas)
 def test_projections_land_on_the_simplex(projection, aux, beta):
-    u, t = projection.planes(aux, beta), projection.pair(aux[0], beta)
+    u, t = projection.planes(aux, beta), projection.mean(aux[0], pair(aux.dtype), beta)
     assert (u >= 0).all()
     assert (u.sum(0) - 1).abs().max() <= 1e-5
     assert (t.abs() <= 1).all()

@@ -136,6 +136,6 @@ def test_runs_of_earlier_versions_are_read_with_what_was_done_then(tmp_path):
     folder = RunFolder(tmp_path)
     assert folder.bindings() == []  # nothing is known of it
     folder.write_operative("Labelling.levels = [-1, 0, 1]\n")
-    assert folder.bindings() == ["Labelling.form = 'planes'"]
-    folder.write_operative("Labelling.form = 'line'\n")
+    assert folder.bindings() == ["Experiment.form = 'planes'"]
+    folder.write_operative("Experiment.form = 'line'\n")
     assert folder.bindings() == []

@@ -12,7 +12,6 @@ import mrfquant.inference
 import mrfquant.mrf
 import mrfquant.projections
 from mrfquant.energies import (
-    CliquePotts,
     CodeLength,
     Energy,
     FirstOrderTaylor,
@@ -122,9 +121,8 @@ class TestMeanField(InferenceContract):
 
 def on_planes(contract):
     """The same contract with a variable for each label, as in the paper."""
-    return type(
-        f"{contract.__name__}OnPlanes", (contract,), {"labelling": {"form": "planes"}, "level_sets": LEVEL_SETS[1:]}
-    )
+    settings = {**contract.settings, "form": "planes"}
+    return type(f"{contract.__name__}OnPlanes", (contract,), {"settings": settings, "level_sets": LEVEL_SETS[1:]})
 
 
 TestProximalMeanFieldOnPlanes = on_planes(TestProximalMeanField)
@@ -175,18 +173,6 @@ class TestReference(InferenceContract):
             self.make(self.problem((-1, 1))[1])
 
 
-class TestCliquePotts(EnergyContract):
-    part = CliquePotts
-    settings = {"softness": 0.3, "which": ["*"]}
-    level_sets = ((0, 1), (-1, 0, 1), (-2, -1, 0, 2))
-
-
-class TestCliquesOfInputs(EnergyContract):
-    part = CliquePotts
-    settings = {"cliques": "inputs", "which": ["*"]}
-    level_sets = ((-1, 0), (-1, 0, 1))
-
-
 class TestFirstOrderTaylor(EnergyContract):
     part = FirstOrderTaylor
 
@@ -195,11 +181,11 @@ class TestPairwiseEnergy(EnergyContract):
     part = PairwiseEnergy
     settings = {"interval": 1, "samples": None}
 
-    def problem(self, levels):
+    def problem(self, levels, **labelling):
         """A small network, whose curvature the energy gathers in a forward of training."""
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 4)).double()
-        return model, Labelling(model, list(levels))
+        return model, Labelling(model, list(levels), **labelling)
 
     def loss(self, model):
         return torch.nn.functional.cross_entropy(model(torch.randn(16, 6, dtype=torch.float64)), torch.arange(16) % 4)

@@ -26,8 +26,7 @@ def network(seed=0):
 
 def make(levels=(-1, 1), solver=mq.ProximalMeanField, model=None, recipe=ADAM, **settings):
     model = model or network()
-    labelling = mq.Labelling(model, list(levels), which="weights", scale="channel", **settings)
-    return model, solver(labelling, recipe)
+    return model, solver(mq.Labelling(model, list(levels), which="weights", scale="channel"), recipe, **settings)
 
 
 def batch(step):
@@ -353,8 +352,8 @@ def test_started_at_the_weights_the_relaxed_network_is_the_float_one_where_level
         for p in model.parameters():
             p.clamp_(-0.2, 0.2)
     before = weights(model)
-    labelling = mq.Labelling(model, levels, which="weights", scale=0.25, start="weights")
-    solver(labelling, ADAM)
+    labelling = mq.Labelling(model, levels, which="weights", scale=0.25)
+    solver(labelling, ADAM, start="weights")
     for name, w in weights(model).items():
         torch.testing.assert_close(w, before[name], atol=0.003, rtol=0)  # a label keeps a probability of 0.01 at least
 
