@@ -34,12 +34,12 @@ def parser() -> Parser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, predict the test split, print."""
-    from mrfquant.commands.pack import account, objective_of
     from mrfquant.compute import choose_device
     from mrfquant.config.plugins import import_plugin
     from mrfquant.packing import load, packed_network
     from mrfquant.packing.layers import pack_layers
-    from mrfquant.packing.origin import dataset_of
+    from mrfquant.packing.origin import dataset_of, objective_of
+    from mrfquant.packing.runs import size_report
     from mrfquant.storage.files import write_json
     from mrfquant.training.evaluation import predict
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     chosen_by, *others = objective.scores
     print(chosen_by.line(figures, *others))
     print(f"speed        {len(targets) / seconds:,.0f} {dataset.unit}/s on {device.type}")
-    for line in account(network, arguments.file.stat().st_size):
+    for line in size_report(network, arguments.file.stat().st_size):
         print(line)
     if arguments.json:
         figures |= {"bytes": arguments.file.stat().st_size, f"{dataset.unit}_per_second": len(targets) / seconds}

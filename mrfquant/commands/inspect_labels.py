@@ -40,7 +40,6 @@ def parser() -> Parser:
         ["model.safetensors", "runs/pmf_lenet300_digits-seed0-20260101-120000 --png labels.png"],
     )
     p.add_argument("what", metavar="FILE|RUN", type=Path, help="a packed file, or the folder of a quantized run")
-    p.share("--import")
     p.share("--png", help="draw the histograms there")
     return p
 
@@ -49,13 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table, draw the histograms."""
     if arguments.png:
         need_extra("reports", "--png")
-    from mrfquant.commands.pack import pack_run
-    from mrfquant.packing import PackedNetwork
+    from mrfquant.packing import PackedNetwork, pack
 
-    if arguments.what.is_dir():
-        network = pack_run(arguments.what, imports=arguments.imports)
-    else:
-        network = PackedNetwork.read(arguments.what)
+    network = pack(arguments.what) if arguments.what.is_dir() else PackedNetwork.read(arguments.what)
     rows = histogram(network)
     if not rows:
         raise BadInput(f"{arguments.what} holds no packed parameter: there are no labels to count")

@@ -107,6 +107,7 @@ def _solver(experiment: Experiment) -> tuple[Rounded, Rounding]:
 
 def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]) -> dict[str, Any]:
     """Round and test the network, save it; the summary of the run."""
+    from mrfquant.packing.runs import packing_record
     from mrfquant.rounding import rounded
     from mrfquant.training import evaluate
 
@@ -130,7 +131,8 @@ def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]
     state = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
     labelling.check_on_levels(state)
     best = {"iteration": 0, f"val_{metric.name}": val[metric.name], "model": state}
-    best["solution"] = experiment.inference.solution()
+    best["solution"] = solver.solution()
+    best["packing"] = packing_record(experiment.model, labelling, dataset, objective, solver.method, experiment.seed)
     folder.checkpoints.save_best(0, best)
     say("")
     say(f"{metric.line(test)}, float {metric.text(before)}{' (STAND-IN DATA)' if dataset.stand_in else ''}")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
 from mrfquant.packing.bits import MOST, inflated, packed_size
@@ -134,6 +134,11 @@ class PackedNetwork:
         if len(images["mean"]) != len(images["std"]) or not all(0 < s < math.inf for s in images["std"]):
             raise ValueError
         return cls(name, arguments, images, parameters, left, origin)
+
+
+def packed_network(model: nn.Module) -> PackedNetwork:
+    """Return what the file says that `load` made the network from."""
+    return vars(model)["packed_network"]
 
 
 def _blocks(parameters: dict[str, PackedParameter], after: str) -> list[list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
+from mrfquant.config.gin_files import named_part
 from mrfquant.data import DATASETS, STAND_IN, STAND_INS, Dataset, data_root
 from mrfquant.errors import BadInput
+from mrfquant.objectives import CrossEntropy, Objective
 from mrfquant.packing.file import PackedNetwork
 
 CALIBRATION, BATCH = 256, 32  # training examples that ranges are found with, and how many at a time
@@ -37,6 +40,14 @@ def dataset_of(network: PackedNetwork, path: str | os.PathLike[str], root: str |
     if tuple(network.arguments.get("shape", dataset.shape)) != dataset.shape:
         raise BadInput(f"{path} is for inputs of another shape than those of {name}")
     return dataset
+
+
+def objective_of(network: PackedNetwork, path: str | os.PathLike[str]) -> Objective:
+    """Return what a packed network was trained for; `path` is that of its file."""
+    kind, temperature = network.origin.get("objective", "CrossEntropy"), network.origin.get("temperature", 1)
+    if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
+        raise BadInput(f"{path} gives the temperature {temperature!r}, expected a number above 0")
+    return CrossEntropy(temperature=temperature) if kind == "CrossEntropy" else named_part(str(kind), Objective)()
 
 
 def training_batches(dataset: Dataset) -> list[tuple[tuple[Tensor, ...], dict[str, Tensor]]]:

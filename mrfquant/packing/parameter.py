@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -121,8 +121,15 @@ def _spread(scale: Tensor | None, shape: tuple[int, ...], group_size: int | None
     return in_columns(scale.cpu(), group_size, math.prod(shape[1:])).reshape(shape)
 
 
-def under_all_names(model: nn.Module, packed: Mapping[str, PackedParameter]) -> dict[str, PackedParameter]:
-    """Packed parameters of a network, those that have several names in it under each of them."""
-    named = dict(model.named_parameters(remove_duplicate=False))
-    known = {id(named[name]): parameter for name, parameter in packed.items() if name in named}
-    return {**packed, **{name: known[id(p)] for name, p in named.items() if id(p) in known}}
+def tied_names(model: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several in a network."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def under_all_names(tied: Iterable[Sequence[str]], packed: Mapping[str, PackedParameter]) -> dict[str, PackedParameter]:
+    """Return packed parameters, those that have several names in the network under each of them."""
+    known = {name: packed[first] for names in tied for first in names if first in packed for name in names}
+    return {**packed, **known}

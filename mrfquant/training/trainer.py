@@ -16,6 +16,7 @@ from mrfquant.data import Dataset
 from mrfquant.errors import BadSetting, RunFailed
 from mrfquant.inference import Inference
 from mrfquant.objectives import CrossEntropy, Objective, outputs_of
+from mrfquant.packing.runs import packing_record
 from mrfquant.schedules import Constant, Schedule
 from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.training.collectors import Collector
@@ -104,7 +105,7 @@ class Trainer:
         self.per_layer, self.clip, self.hours, self.hooks = per_layer, clip, hours, hooks
         self.team = team or Team()
         self.device = dataset.device
-        self.batch_size = batch_size
+        self.batch_size, self.seed = batch_size, seed
         self.batches = dataset.stream(batch_size, seed, self.team.rank, self.team.world_size)
         self.low = precision == "bfloat16" or (precision == "auto" and self.device.type == "cuda")
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.low)
@@ -276,7 +277,9 @@ class Trainer:
         if self.best["iteration"] == self.iteration and self.checkpoints:
             solution = self.inference.solution()  # in every process: each may have a part of it
             if self.team.leads:
-                best = {**self.best, "model": self._best_state, "solution": solution}
+                about = (self.dataset, self.objective, self.inference.method, self.seed)
+                packing = packing_record(self.model, self.inference.labelling, *about)
+                best = {**self.best, "model": self._best_state, "solution": solution, "packing": packing}
                 self.checkpoints.save_best(self.iteration, best)
             self._best_state = None  # it is on the disk
         return {f"val_{name}": value for name, value in found.items()} | figures
