@@ -140,7 +140,7 @@ def test_escapes_of_a_packed_file_do_not_reach_the_terminal(tmp_path, capsys):
     network.write(file)
     assert inspect_labels.main([str(file)]) == 0
     assert "\x1b" not in capsys.readouterr().out
-    network.images = {"mean": [1.0], "std": [], "classes": []}
+    network.input_info = {"mean": [1.0], "std": [], "classes": []}
     network.parameters = {"\x1b[31m": packed().parameters["w"]}
     network.write(file)
     assert inspect_labels.main([str(file)]) == 2

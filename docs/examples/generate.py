@@ -61,7 +61,7 @@ with tempfile.TemporaryDirectory() as folder:
     size = path.stat().st_size
     model = mq.load(path)
 network = packed_network(model)
-characters = network.images["classes"]
+characters = network.input_info["classes"]
 packed = network.parameters.values()
 weights, levels = sum(p.numel for p in packed), max(len(p.levels) for p in packed)
 print(f"{weights:,} weights on {levels} levels, a file of {size / 1e3:.1f} kB")

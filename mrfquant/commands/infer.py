@@ -73,8 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
     settings = [*time_limit("--seconds", arguments.seconds), *arguments.set]
     config = Config(file, settings, arguments.imports)
     with config.locate_errors():
+        _build_all_parts(arguments.seed)
+        config.check_all_used()
         graph_there = on_device(graph, choose_device(arguments.device))
-        result = _solve(graph_there, evidence, arguments.seed, config, bool(arguments.trace or arguments.png))
+        result = _solve(graph_there, evidence, arguments.seed, bool(arguments.trace or arguments.png))
     _print(Path(name).stem, result, graph)
     if reference is not None:
         print(f"reference    {_compare(arguments.task, result, reference, graph)}")
@@ -116,27 +118,27 @@ def on_device(graph: FactorGraph, device: Any) -> FactorGraph:
     return graph.to(torch.float32 if device.type == "mps" else None, device)
 
 
-def _solve(graph: FactorGraph, evidence: dict[int, int], seed: int, config: Any, trace: bool) -> Result:
+def _build_all_parts(seed: int) -> None:
+    """Build the solver and all its parts on a field without a choice, so that bad and unused settings are known."""
+    from mrfquant.config.settings import configured
+    from mrfquant.mrf import FactorGraph, solve
+
+    configured(solve, graph=FactorGraph([1]), seed=seed)
+
+
+def _solve(graph: FactorGraph, evidence: dict[int, int], seed: int, trace: bool) -> Result:
     from tqdm import tqdm
 
     from mrfquant.config.settings import configured
     from mrfquant.mrf import Row, solve
 
-    checked = False
     with tqdm(desc="solving", unit=" iterations", leave=False, disable=None, delay=1) as bar:
 
         def show(row: Row) -> None:
-            nonlocal checked
-            if not checked:  # every part is built by now
-                config.check_all_used()
-                checked = True
             bar.update()
             bar.set_postfix(residual=f"{row.residual:.1e}", energy=f"{row.best:.6g}", refresh=False)
 
-        result = configured(solve, graph=graph, evidence=evidence, seed=seed, on_row=show, trace=trace)
-    if not checked:  # nothing was left to solve
-        config.check_all_used()
-    return result
+        return configured(solve, graph=graph, evidence=evidence, seed=seed, on_row=show, trace=trace)
 
 
 def _describe(graph: FactorGraph) -> str:

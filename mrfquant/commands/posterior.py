@@ -104,8 +104,7 @@ def _rebuild(folder: RunFolder, arguments: argparse.Namespace) -> Experiment:
     from mrfquant.training.experiment import Experiment
 
     # The weights that it started from are not needed any more, and may be gone.
-    bindings = ["Experiment.weights = None", *folder.bindings()]
-    config = Config(folder.config, bindings, arguments.imports, trusted=False)
+    config = Config(folder.config, ["Experiment.weights = None"], arguments.imports, trusted=False)
     with config.locate_errors():
         experiment = configured(Experiment, device=choose_device(arguments.device), data_root=data_root(arguments.data))
         experiment.trainer()  # prepares the solver

@@ -19,7 +19,6 @@ import gin
 from gin.config_parser import BindingStatement, ConfigParser, ImportStatement, IncludeStatement, ParserDelegate
 
 from mrfquant.config import gin_internals
-from mrfquant.config.moved import MOVED
 from mrfquant.config.plugins import import_installed_plugins, import_plugin
 from mrfquant.errors import BadInput
 
@@ -68,8 +67,8 @@ class Config:
         what = f"config {_short(self.file)}"
         if file is not None:
             _parse(lambda: self._survey(self.file), what)
-            _parse(self._read, what)
-        for binding in map(in_present_names, bindings):
+            _parse(lambda: gin.parse_config_file(str(self.file)), what)
+        for binding in bindings:
             if "\n" in binding or "=" not in binding:
                 raise BadInput(f"{_given(binding)} is not a binding: write it as --set 'Name.parameter = value'")
             _parse(lambda binding=binding: self._set(binding), _given(binding))
@@ -81,13 +80,6 @@ class Config:
                 raise BadInput(f"{_given(binding)} is not a binding: write it as --set 'Name.parameter = value'")
             self._places[_binding(statement.scope, statement.selector, statement.arg_name)] = _given(binding)
         gin.parse_config([binding])
-
-    def _read(self) -> None:
-        text = self.file.read_text(encoding="utf-8")
-        if (present := in_present_names(text)) == text:
-            gin.parse_config_file(str(self.file))  # which tells the lines of mistakes
-        else:
-            gin.parse_config(present)
 
     def text(self) -> str:
         """The configuration as asked for, includes expanded: a gin file of its own."""
@@ -177,13 +169,6 @@ def _binding(scope: str, selector: str, parameter: str) -> str:
     """'scope/Name.parameter', without the modules that gin may put before a name; a macro is its bare name."""
     name = selector.rpartition(".")[2]
     return (f"{scope}/" if scope else "") + (f"{name}.{parameter}" if parameter else name)
-
-
-def in_present_names(text: str) -> str:
-    """Settings as gin writes them, of an earlier version too, under the names that they have now."""
-    for old, new in MOVED.items():
-        text = re.sub(rf"^(\s*){re.escape(old)}\b", rf"\1{new}", text, flags=re.MULTILINE)
-    return text
 
 
 def as_bindings(settings: Mapping[str, Any]) -> list[str]:

@@ -79,7 +79,7 @@ def export_onnx(
         raise BadInput("no examples of inputs to write ONNX with: give a batch at least")
     (inputs, keywords), calibration = batches[0], batches if activations == "int8" else None
     names = ["images"] if dataset is not None and dataset.unit == "images" else None
-    about = {"images": json.dumps(packed.images), "origin": json.dumps(packed.origin)}
+    about = {"input_info": json.dumps(packed.input_info), "origin": json.dumps(packed.origin)}
     exported = to_onnx(model, packed.parameters, inputs, keywords, names, calibration, dynamic_shapes, about)
     found, same = RuntimeNetwork(exported.data), batches[0]
     if dataset is not None:

@@ -36,7 +36,7 @@ def pack(run: RunFolder | str | os.PathLike[str], encoding: Encoding = "bits") -
     if not record["labels"]:
         raise BadInput(f"{folder.path} is not quantized: there are no labels to pack; train it with levels, as [-1, 1]")
     network = pack_state(record["network"], record["labels"], best["model"], encoding)
-    network.images = record["inputs"]
+    network.input_info = record["input_info"]
     metric, origin = Metric.of(summary).name, dict(record["origin"])
     network.origin = {key: origin.pop(key) for key in ("method", "dataset", "seed")}
     network.origin |= {"run": folder.path.resolve().name, metric: round(summary[f"test_{metric}"], 4), **origin}
@@ -57,7 +57,7 @@ def packing_record(
         origin["temperature"] = objective.temperature  # to divide the logits by, for probabilities
     if dataset.stand_in:
         origin["stand_in"] = True
-    plain = json.loads(json.dumps({"inputs": dataset.description(), "origin": origin}, default=repr))
+    plain = json.loads(json.dumps({"input_info": dataset.description(), "origin": origin}, default=repr))
     return {"network": architecture(model), "labels": labels_of(labelling), **plain}
 
 

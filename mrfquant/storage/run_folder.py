@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mrfquant import __version__
-from mrfquant.config.moved import ADDED, MOVED
 from mrfquant.errors import BadInput
 from mrfquant.metric import Metric
 from mrfquant.storage.checkpoints import Checkpoints, Damaged
@@ -113,7 +112,7 @@ class RunFolder:
             return False
 
     def identity(self) -> dict[str, Any]:
-        """What is run, known from the start on; nothing for runs of before there was identity.json."""
+        """What is run, known from the start on; nothing while it is being made."""
         return _read_object(self.path / "identity.json") or {}
 
     def summary(self) -> dict[str, Any] | None:
@@ -135,11 +134,6 @@ class RunFolder:
         """The settings as used, {"Geometric.rho": "1.2"}: values as gin writes them, macros as "%name"."""
         path = self.path / "operative.gin"
         return read_settings(read_text(path, "replace")) if path.exists() else {}
-
-    def bindings(self) -> list[str]:
-        """Of settings that its version did not have yet, to what was done then."""
-        used = self.settings()
-        return [f"{name} = {value}" for name, value in ADDED.items() if used and name not in used]
 
     def best(self) -> dict[str, Any]:
         """The best model: `model`, its state dict, rounded; `solution`, where the solver stood."""
@@ -217,7 +211,6 @@ def read_settings(gin: str) -> dict[str, str]:
             settings[name] = f"{settings[name]} {line.strip()}".strip()
         elif binding := BINDING.fullmatch(line):
             name = binding[1] if "." in binding[1] else f"%{binding[1]}"
-            name = MOVED.get(name, name)
             settings[name] = binding[2].removesuffix("\\").strip()
         else:
             name = None

@@ -73,7 +73,7 @@ def launch(
             return folder
         # Once there is a checkpoint, the weights that the run started from are not needed, and may be gone.
         gone = ["Experiment.weights = None"] if folder.checkpoints.any() else []
-        read = Config(folder.config, [*gone, *folder.bindings()])
+        read = Config(folder.config, gone)
     elif config is None:
         raise BadInput(f"there is no run in {out} to resume: give the folder of a run, or a config to start one")
     else:
@@ -183,8 +183,7 @@ def _restore(say: Say, trainer: Trainer, folder: RunFolder) -> None:
     if state is None:
         say("no checkpoint yet: starting from the beginning")
         return
-    before, now = state.get("config"), folder.checkpoints.config or ""
-    if before and (changed := changed_settings(before, now)):
+    if changed := changed_settings(state["config"], folder.checkpoints.config or ""):
         raise BadInput(
             f"{folder.path} cannot be resumed, its config.gin was changed since its last checkpoint: "
             f"{', '.join(changed)}; put it back, or start another run with --gin {folder.config}"

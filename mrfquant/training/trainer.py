@@ -340,7 +340,7 @@ class Trainer:
             self.inference.prepare(self.iterations, self.objective.temperature)
         self._losses = [torch.tensor(loss, device=self.device) for loss in state["losses"]]
         self.batches.load_state_dict(state["batches"])
-        self.objective.load_state_dict(state.get("objective", {}))  # not there in older files
+        self.objective.load_state_dict(state["objective"])
         self.inference.load_state_dict(state["inference"])
         self.model.load_state_dict(state["model"], strict=False)
         torch.set_rng_state(state["rng"])
