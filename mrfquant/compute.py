@@ -8,8 +8,6 @@ A step averages one vector of m gradients, whatever the number of labels, and ev
 each process takes that of its part, if they share the variables out (`Labelling.shard`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -223,7 +221,7 @@ class Team:
 
 
 def _operation(name: str, former: str) -> Callable[..., Any]:
-    """Of torch.distributed, by its name or by that of older versions."""
+    """Return an operation of torch.distributed by its name, or by that of older versions."""
     return getattr(dist, name, None) or getattr(dist, former)
 
 

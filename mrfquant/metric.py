@@ -48,7 +48,7 @@ class Metric:
         return f"{self.title} {self.unit}".rstrip()
 
     def as_fields(self) -> dict[str, Any]:
-        """As summaries keep it."""
+        """Return it as summaries keep it."""
         return asdict(self)
 
     @classmethod

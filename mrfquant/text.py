@@ -1,7 +1,5 @@
 """Text for people: tables, durations, and output that nobody reads any more."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

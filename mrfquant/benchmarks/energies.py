@@ -1,16 +1,20 @@
-"""What energies cost: a step of PMF with priors or cliques against one with the first-order model alone."""
+"""What energies cost: a step of PMF with priors, cliques or curvature against one with the first-order model alone."""
 
-from __future__ import annotations
-
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from mrfquant.benchmarks.networks import LEVELS, NETWORKS, PMF
 from mrfquant.benchmarks.timing import Options, Row, in_turns, ratios
-from mrfquant.energies import CliquePotts, CodeLength, Energy, FirstOrderTaylor, LabelPrior, SumOf
+from mrfquant.energies import CliquePotts, CodeLength, Energy, FirstOrderTaylor, LabelPrior, PairwiseEnergy, SumOf
 from mrfquant.inference import ProximalMeanField
+from mrfquant.inference.entropies import TreeEntropy
 from mrfquant.labelling import Labelling
 from mrfquant.labelling.block import Form
+from mrfquant.pairwise.curvature import curved_layers, second_moments
 
 FORMS: tuple[tuple[int, Form], ...] = ((2, "line"), (3, "line"), (3, "planes"), (4, "line"))
 PRIORS: dict[str, Callable[[], Energy]] = {
@@ -44,3 +48,65 @@ def measure_energies(options: Options) -> Iterator[tuple[str, Row]]:
             energies = PRIORS | (OF_ZEROS if d == 3 else {})
             sides |= {called: WithPrior(energy(), *how) for called, energy in energies.items()}
             yield f"{name}, d={d}{', planes' * (form == 'planes')}", ratios(in_turns(sides, options))
+
+
+IMAGES = 250
+INTERVAL = 100  # steps from one gathering to the next, and in a turn
+
+
+class PairwisePMF(PMF):
+    """PMF's step with the pairwise energy."""
+
+    def prepare(self, adam: Callable[..., Any]) -> None:
+        energy = PairwiseEnergy(interval=INTERVAL)
+        self.solver = ProximalMeanField(Labelling(self.model, LEVELS[self.d]), adam, energy=energy)
+
+
+class TreePMF(PMF):
+    """The same with the entropy of a tree."""
+
+    def prepare(self, adam: Callable[..., Any]) -> None:
+        labelling, energy = Labelling(self.model, LEVELS[self.d]), PairwiseEnergy(interval=INTERVAL)
+        self.solver = ProximalMeanField(labelling, adam, energy=energy, entropy=TreeEntropy())
+
+
+def measure_curvature(options: Options) -> Iterator[tuple[str, Row]]:
+    """Second moments of all layers' inputs against the forward, for the images that rounding takes at a time; 100 steps
+    of training with both energies, and with tree entropy. LeNets, and a ResNet-18 of a quarter of the width: the others
+    take minutes."""
+    for name in options.models:
+        build, shape = NETWORKS[name]
+        if name == "resnet18":
+            name, build = "resnet18, width 1/4", functools.partial(build, 0.25)
+        elif not name.startswith("lenet"):
+            continue
+        forward, gather = _forward_and_gathering(build(), torch.randn(IMAGES, *shape[1:]))
+        yield f"{name}, statistics", ratios(in_turns({"forward": forward, "second moments": gather}, options))
+        if name.startswith("lenet"):
+            kinds = {"first order": PMF, "pairwise": PairwisePMF, "tree entropy": TreePMF}
+            steps = {kind: functools.partial(_steps, of(build, shape, 2)) for kind, of in kinds.items()}
+            yield f"{name}, 100 steps", ratios(in_turns(steps, options))
+
+
+def _steps(step: Callable[[], None]) -> None:
+    for _ in range(INTERVAL):
+        step()
+
+
+def _forward_and_gathering(model: Any, images: Tensor) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """The network's forward, and the second moments of the inputs that its layers had in one."""
+    inputs: dict[Any, Tensor] = {}
+    hooks = [
+        layer.register_forward_hook(lambda layer, given, _: inputs.update({layer: given[0]}))
+        for layer in curved_layers(model).values()
+    ]
+    forward, gather = torch.no_grad()(functools.partial(model.eval(), images)), torch.no_grad()(lambda: _gather(inputs))
+    forward()
+    for hook in hooks:
+        hook.remove()
+    return forward, gather
+
+
+def _gather(inputs: dict[Any, Tensor]) -> None:
+    for layer, given in inputs.items():
+        second_moments(layer, given, sample_pixels=True)

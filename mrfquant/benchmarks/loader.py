@@ -1,7 +1,5 @@
 """Batches cut from tensors on the device against torch's DataLoader, which handles images one by one."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

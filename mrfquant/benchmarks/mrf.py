@@ -1,7 +1,5 @@
 """Solvers on explicit fields: against the memory traffic that no method avoids, and against other libraries."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

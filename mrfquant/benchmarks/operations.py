@@ -1,7 +1,5 @@
 """Counting what a piece of code asks of torch: operator calls, new memory, traffic, and waits for the device."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """torchao's PARQ in our trainer: the same network, batches, loss and learning rates, another library's quantization."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The figures of the benchmark as one picture."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
+from mrfquant.reports.curves import LIGHT
 from mrfquant.reports.figures import STYLE
-from mrfquant.reports.palette import LIGHT
 from mrfquant.storage.files import atomic
 
 ROWS = 8  # a panel has room for at least

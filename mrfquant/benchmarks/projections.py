@@ -1,7 +1,5 @@
 """Projections onto the simplex with their products, forward and backward, against autograd through other libraries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rounding solvers: a layer's energy against the seconds that it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """What every one of several processes keeps and sends when they share the variables out, and when they do not."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How long a command takes to answer, against importing torch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Timing things in turns: a noisy machine slows both sides of a ratio alike."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import statistics

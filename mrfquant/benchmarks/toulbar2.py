@@ -1,7 +1,5 @@
 """toulbar2, a solver of cost function networks, on a field: what the least energies found here are compared with."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """A whole run, with batches, evaluations, checkpoints and records, against its bare steps on one batch."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator

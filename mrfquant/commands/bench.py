@@ -1,7 +1,5 @@
 """mrfquant bench: what training and inference cost, as ratios of things timed in turns in one process."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import itertools
@@ -11,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 from mrfquant.storage.files import write_json
@@ -26,7 +24,7 @@ SUBJECTS = {
     "startup": ("Until a command answers, against importing torch", "startup", "measure_startup"),
     "projections": ("Projection and product, others against mrfquant", "projections", "measure_projections"),
     "energies": ("Steps with priors against first order alone", "energies", "measure_energies"),
-    "curvature": ("Second moments against forward, pairwise against first order", "curvature", "measure_curvature"),
+    "curvature": ("Second moments against forward, pairwise against first order", "energies", "measure_curvature"),
     "round": ("Rounding a layer: energy against seconds", "rounding", "measure_rounding"),
     "loader": ("A batch, others against mrfquant", "loader", "measure_loader"),
     "mrf": ("Solvers on a random graph and on a grid of 4 labels", "mrf", "measure_fields"),
@@ -146,6 +144,4 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

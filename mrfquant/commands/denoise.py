@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 
@@ -200,6 +200,4 @@ def _wrong(result: Result, picture: Picture) -> float:
     return 100 * (result.labels.cpu() != picture.labels.flatten()).double().mean().item()
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

@@ -1,12 +1,10 @@
 """mrfquant eval: how good, how small and how fast a packed network is."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point
 from mrfquant.errors import BadInput
 
 
@@ -74,6 +72,4 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrfquant.commands.parser import Parser, run_command, writable
+from mrfquant.commands.parser import Parser, entry_point, writable
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 
@@ -238,6 +238,4 @@ def _write(arguments: argparse.Namespace, result: Result, graph: FactorGraph) ->
         uai.write_pr(arguments.out, result.log_z)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 from mrfquant.text import aligned, printable
@@ -27,7 +27,7 @@ class Row:
 
     @property
     def entropy(self) -> float:
-        """Of the labels, in bits."""
+        """Return the entropy of the labels, in bits."""
         return max(0.0, -sum(p * math.log2(p) for p in self.shares if p))
 
 
@@ -132,6 +132,4 @@ def draw(rows: list[Row], path: Path) -> None:
         figure.savefig(file, format="png", dpi=130)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

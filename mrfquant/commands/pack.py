@@ -1,11 +1,9 @@
 """mrfquant pack: the best model of a run as one small file."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
-from mrfquant.commands.parser import Parser, run_command, writable
+from mrfquant.commands.parser import Parser, entry_point, writable
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 
@@ -75,7 +73,7 @@ def _export(arguments: argparse.Namespace) -> None:
     if arguments.activations == "float":
         print(f"verified     ONNX Runtime computes the same for {CHECKED} {dataset.unit} of the test set")
     else:
-        metric = (objective := objective_of(packed, arguments.out)).chooses
+        metric = (objective := objective_of(packed, arguments.out)).primary_metric
         figures = evaluate(RuntimeNetwork(exported.data), dataset, "test", objective)
         in_float = packed.origin[metric.name]  # of the same weights, by the run
         print(f"activations  float: test {metric.title} {metric.text(in_float)}", end="; ")
@@ -84,6 +82,4 @@ def _export(arguments: argparse.Namespace) -> None:
     print(f"written      {arguments.onnx}, {len(exported.data):,} bytes")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

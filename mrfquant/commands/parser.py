@@ -1,7 +1,5 @@
 """What every command shares: the form of its help, its errors for people, and stopping politely."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os
@@ -95,6 +93,13 @@ class Parser(argparse.ArgumentParser):
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM came: a polite kill stops a command as Ctrl-C does."""
+
+
+def entry_point(
+    parser: Callable[[], Parser], run: Callable[[argparse.Namespace], int]
+) -> Callable[[list[str] | None], int]:
+    """Return the `main` of a command: parse the words given, or those of the command line, and run it."""
+    return lambda argv=None: run_command(run, parser().parse_args(argv))
 
 
 def run_command(command: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:

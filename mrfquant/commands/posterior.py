@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point
 from mrfquant.errors import BadInput
 from mrfquant.text import aligned
 
@@ -111,6 +111,4 @@ def _rebuild(folder: RunFolder, arguments: argparse.Namespace) -> Experiment:
         return experiment
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

@@ -1,12 +1,10 @@
 """mrfquant reproduce: run the cells of the paper's tables and set the results beside the paper's."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point
 from mrfquant.errors import BadInput
 from mrfquant.reproduction import TABLES, Campaign, Cell, render
 from mrfquant.storage.files import write_text
@@ -132,6 +130,4 @@ def _problem_with_weights(missing: Sequence[Cell], weights: Path | None) -> str:
     return ""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

@@ -112,7 +112,7 @@ def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]
     from mrfquant.training import evaluate
 
     solver, rounding = _solver(experiment)
-    objective, metric = experiment.objective, experiment.objective.chooses
+    objective, metric = experiment.objective, experiment.objective.primary_metric
     before = evaluate(experiment.model, experiment.dataset, "test", objective)[metric.name]
     who, dataset, labelling = experiment.identity(), experiment.dataset, experiment.labelling
     say(f"{who['method']}  {who['bits']}-bit {who['model']} on {who['dataset']}")

@@ -1,7 +1,5 @@
 """mrfquant run: train and evaluate the network that a gin file describes."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

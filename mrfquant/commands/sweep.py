@@ -1,7 +1,5 @@
 """mrfquant sweep: search the settings of a configuration with Optuna, chosen on validation."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform
@@ -14,7 +12,7 @@ from typing import Any
 
 import gin
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point, run_command
 from mrfquant.config.extras import need_extra
 from mrfquant.config.gin_files import Config, shipped
 from mrfquant.config.search_space import Dimension, read_space
@@ -161,7 +159,7 @@ def _metric(arguments: argparse.Namespace) -> Metric:
             recipe = gin.query_parameter("Experiment.objective").scoped_configurable_fn
         except ValueError:  # it is not bound
             recipe = CrossEntropy
-        return recipe().chooses
+        return recipe().primary_metric
 
 
 def work(arguments: argparse.Namespace) -> int:
@@ -282,6 +280,4 @@ def run(arguments: argparse.Namespace) -> int:
     return lead(arguments)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

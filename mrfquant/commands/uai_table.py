@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point
 from mrfquant.errors import BadInput, RunFailed
 from mrfquant.storage.files import write_text
 from mrfquant.text import markdown
@@ -158,7 +158,7 @@ def _excess(model: str, entry: Entry) -> str:
 
 
 def _gap(entry: Entry, lowest: float) -> str:
-    """And whether the solver itself proves that there is none."""
+    """Return the gap to the lowest energy, and whether the solver itself proves that there is none."""
     from mrfquant.mrf.solver import proves
 
     if math.isinf(entry.energy):
@@ -178,6 +178,4 @@ def _table(found: dict[str, dict[str, Entry]], names: list[str], text: Callable[
     return markdown(rows)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

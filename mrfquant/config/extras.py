@@ -3,8 +3,6 @@
 The extra `fast` is not among them: without numba the kernels are torch's, slower and with the same results to rounding.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from mrfquant.errors import BadInput

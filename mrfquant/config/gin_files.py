@@ -1,7 +1,5 @@
 """Reading gin files for people: every mistake is told with its place, and no binding is silently without effect."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import inspect

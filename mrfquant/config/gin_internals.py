@@ -4,8 +4,6 @@ setup.py bounds gin's version for this reason. No other file may name what start
 that, and that the names are there in the gin that is installed.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -8,8 +8,6 @@ ProximalMeanField.jacobian = choice('exact', 'reference', 0.25)
 Geometric.interval = integer(50, 200)
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass

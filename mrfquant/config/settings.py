@@ -8,8 +8,6 @@ makes `StepDecay` a name that gin files can use, and a wrong type or an impossib
 Python, is a `BadSetting` that says which parameter, what was given and what was expected.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
@@ -53,7 +51,7 @@ Damping = Annotated[float, Check(lambda v: 0 <= v < 1, "a number from 0 up to bu
 
 
 def makes(kind: type, words: str) -> Check:
-    """Of a setting that names a part to be built later: a class of that kind, or a function that makes one."""
+    """Check that a setting names a part to be built later: a class of that kind, or a function that makes one."""
     return Check(lambda v: issubclass(_product(v) or kind, kind), words)
 
 

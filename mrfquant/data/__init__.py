@@ -1,14 +1,13 @@
 """Data sets, and the batches cut from them: images, texts, tensors of any kind, and torch's DataLoaders."""
 
 from mrfquant.data.cifar import cifar10, cifar100
-from mrfquant.data.dataset import Dataset, SplitName
+from mrfquant.data.dataset import DATASETS, STAND_IN, STAND_INS, Dataset, SplitName, dataset
 from mrfquant.data.digits import digits
 from mrfquant.data.image_batches import Augmentation, normalise
 from mrfquant.data.images import DatasetInfo, Images, Split
 from mrfquant.data.loaders import Loaders
 from mrfquant.data.mnist import mnist
 from mrfquant.data.pairs import Pairs
-from mrfquant.data.registry import DATASETS, STAND_IN, STAND_INS, dataset
 from mrfquant.data.root import data_root
 from mrfquant.data.stand_in import stand_in
 from mrfquant.data.texts import alice, byte_file, shakespeare, text_file

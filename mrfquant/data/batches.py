@@ -4,8 +4,6 @@ Everything random about an epoch is drawn at its start from (seed, epoch) on the
 another device or several processes see the same batches.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100, from the official binary version: records of label bytes and 3,072 pixels, no pickle."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +9,9 @@ import numpy as np
 import torch
 
 from mrfquant.config.settings import Whole
+from mrfquant.data.dataset import dataset
 from mrfquant.data.image_batches import Augmentation, Border
 from mrfquant.data.images import DatasetInfo, Images, Split
-from mrfquant.data.registry import dataset
 from mrfquant.data.root import REPAIR, Download, fetch, read_checked
 from mrfquant.errors import BadInput
 

@@ -6,16 +6,14 @@ the UCI Machine Learning Repository (https://doi.org/10.24432/C50P49), under the
 them, and beside them which images make which split.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from mrfquant.data.dataset import dataset
 from mrfquant.data.images import DatasetInfo, Images, Split
-from mrfquant.data.registry import dataset
 
 DIGITS = DatasetInfo(
     name="digits",

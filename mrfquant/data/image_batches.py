@@ -1,7 +1,5 @@
 """Batches of images, cut, cropped and normalised where the images lie."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args

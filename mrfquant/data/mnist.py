@@ -1,14 +1,12 @@
 """MNIST, from its four idx files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from mrfquant.data.dataset import dataset
 from mrfquant.data.images import DatasetInfo, Images, Split
-from mrfquant.data.registry import dataset
 from mrfquant.data.root import Download, fetch, read_checked
 
 MNIST = DatasetInfo(

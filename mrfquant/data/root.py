@@ -1,7 +1,5 @@
 """The folder of the data sets: where it is, how missing files get there, and whether a file is what it should be."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Synthetic data in the form of a known data set, to try a configuration without its files."""
 
-from __future__ import annotations
-
 import functools
 
 import torch
@@ -9,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mrfquant.data.cifar import CIFAR10, CIFAR100
+from mrfquant.data.dataset import STAND_INS
 from mrfquant.data.digits import DIGITS
 from mrfquant.data.images import Images, Split
 from mrfquant.data.mnist import MNIST
-from mrfquant.data.registry import STAND_INS
 from mrfquant.data.texts import shakespeare_stand_in
 from mrfquant.data.tinyimagenet import TINYIMAGENET
 from mrfquant.errors import BadInput

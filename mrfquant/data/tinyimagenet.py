@@ -1,7 +1,5 @@
 """TinyImageNet: 110,000 JPEG files, decoded once and kept as one uncompressed .npz beside their folder."""
 
-from __future__ import annotations
-
 import warnings
 import zipfile
 from collections.abc import Sequence
@@ -15,9 +13,9 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from mrfquant.data.dataset import dataset
 from mrfquant.data.image_batches import Augmentation
 from mrfquant.data.images import DatasetInfo, Images, Split
-from mrfquant.data.registry import dataset
 from mrfquant.data.root import Download, fetch
 from mrfquant.errors import BadInput
 from mrfquant.storage.files import atomic

@@ -1,7 +1,5 @@
 """Importing torchvision where its wheel, built for CUDA, meets a CPU build of torch."""
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
 

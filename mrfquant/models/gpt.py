@@ -1,7 +1,5 @@
 """GPT: a decoder of pre-norm blocks that predicts the next token of a text."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -4,8 +4,6 @@ Every parameter that is left to learn is a weight or a bias of a linear map, so 
 whole. Batch norm follows every layer but the last and keeps only its running statistics.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 

@@ -1,7 +1,5 @@
 """LeNet-300 (784-300-100-10) and LeNet-5 (two convolutions, two fully connected layers)."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from mrfquant.config.settings import Count, Positive

@@ -1,7 +1,5 @@
 """Networks that can be built again from a name and arguments, as a packed file has them."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

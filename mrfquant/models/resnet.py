@@ -1,7 +1,5 @@
 """ResNet-18/34 for small images: a 3x3 first convolution and no pooling before the four stages."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor, nn

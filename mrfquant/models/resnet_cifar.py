@@ -1,7 +1,5 @@
 """ResNet-20, 32, 44, 56 and 110 for CIFAR (He et al., 2016, section 4.2), with the names of the public weights."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """VGG-11/13/16/19 for small images: five stages of 3x3 convolutions, then two hidden layers of 512."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor, nn

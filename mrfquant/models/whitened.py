@@ -3,8 +3,6 @@
 The form is that of the CIFAR-10 speed records (Page, 2018; Jordan, 2024).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -28,16 +28,16 @@ class Objective(ABC):
         metrics: the figures that evaluation reports; the first of them chooses the best network.
         scores: those that `score` gives.
         temperature: what the loss divides the network's outputs by, for energies that look at its curvature.
-        taught: whether the network as the run starts it is a part of the loss, and has to be a trained one.
+        needs_teacher: whether the network as the run starts it is a part of the loss, and has to be a trained one.
     """
 
     metrics: tuple[Metric, ...]
     scores: tuple[Metric, ...]
     temperature: float = 1.0
-    taught: bool = False
+    needs_teacher: bool = False
 
     @property
-    def chooses(self) -> Metric:
+    def primary_metric(self) -> Metric:
         """The metric that chooses the best network."""
         return self.metrics[0]
 
@@ -60,7 +60,7 @@ class Objective(ABC):
         """Go on from a state of the same objective."""
 
     @property
-    def judge(self) -> Objective:
+    def evaluated_as(self) -> Objective:
         """The objective by which networks are judged: another one than this only where it adds to a loss."""
         return self
 

@@ -1,7 +1,5 @@
 """Numbers for each input."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

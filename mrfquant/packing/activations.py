@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mrfquant.packing.few_bits import multiply_by_few_bits
-from mrfquant.packing.integers import IntegerWeight
+from mrfquant.packing.integers import IntegerWeight, multiply_by_few_bits
 from mrfquant.packing.parameter import PackedParameter
 from mrfquant.packing.unpack_nodes import initializer
 
@@ -58,7 +57,7 @@ def in_eight_bits(
         for index in range(len(model.graph.outputs)):
             _leave_float(model.graph, index)
         for name in weights:
-            _leave_out_what_follows(model.graph, f"{name}_quantized")
+            _derive_bias_scale(model.graph, f"{name}_quantized")
         optimizer.remove_unused_nodes(model)
     few = multiply_by_few_bits(model, packed)
     left = model.graph.initializers.keys() - weights.keys() - few
@@ -200,7 +199,7 @@ def _leave_float(graph: Graph, index: int) -> None:
         output.replace_all_uses_with(before, replace_graph_outputs=True)
 
 
-def _leave_out_what_follows(graph: Graph, name: str) -> None:
+def _derive_bias_scale(graph: Graph, name: str) -> None:
     """The scale of a layer's bias, which is the input's times the weight's, and its zero point, 0 as is the default."""
     from onnx_ir.tape import Tape
 

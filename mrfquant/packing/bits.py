@@ -5,8 +5,6 @@ bits   label i takes the bits i b to (i + 1) b - 1 of the stream, b = ceil(log2 
 base3  for three levels: byte j is the sum over i < 5 of label 5 j + i times 3^i. What is left counts as 0.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import Literal
 

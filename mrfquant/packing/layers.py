@@ -6,8 +6,6 @@ equal those of the float layer to float32 rounding, and to the bit where the who
 on few vectors needs no tiles at all where numba is installed: see `mrfquant.kernels.packed`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

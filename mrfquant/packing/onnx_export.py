@@ -205,7 +205,7 @@ BATCH = torch.export.Dim("batch")
 
 
 def _varying(given: Any) -> dict[int, Any] | None:
-    """Which dimensions of an argument may have any size."""
+    """Return the dimensions of an argument that may have any size."""
     if not isinstance(given, Tensor) or not given.dim():
         return None
     tokens = given.dim() == 2 and not given.is_floating_point()

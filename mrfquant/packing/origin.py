@@ -1,7 +1,5 @@
 """The data that a packed network comes from: what it is calibrated, checked and tested with."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping

@@ -68,7 +68,7 @@ class PackedParameter:
             raise BadInput(f"zero points of shape {tuple(self.zero.shape)}, expected that of the scale")
 
     def _scale_shapes(self) -> list[tuple[int, ...]]:
-        """Those that a scale may have."""
+        """Return the shapes that a scale may have."""
         if self.group_size is None:
             return [(1,), self.shape[:1]]
         columns = math.prod(self.shape[1:])

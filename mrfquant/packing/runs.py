@@ -47,7 +47,7 @@ def packing_record(
     model: nn.Module, labelling: Labelling, dataset: Dataset, objective: Objective, method: str, seed: int
 ) -> dict[str, Any]:
     """Return what `pack` needs of a run beside its best state, in plain values and tensors, for its checkpoint."""
-    judged, arguments = objective.judge, getattr(dataset, "arguments", {"loader": dataset.name})
+    judged, arguments = objective.evaluated_as, getattr(dataset, "arguments", {"loader": dataset.name})
     origin: dict[str, Any] = {"method": method, "dataset": dataset.name, "seed": seed}
     if arguments != {"loader": dataset.name}:
         origin["data"] = arguments

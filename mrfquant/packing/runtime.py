@@ -1,7 +1,5 @@
 """Networks that ONNX Runtime computes, as PyTorch modules, and whether they compute what they should."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training curves as PNG files, a metric each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from mrfquant.reports.curves import Curve, Panel, panel_curves, panels_of
+from mrfquant.reports.curves import LIGHT, Curve, Panel, dashes, panel_curves, panels_of, style
 from mrfquant.reports.groups import Group
-from mrfquant.reports.palette import LIGHT, dashes, style
 from mrfquant.storage.files import atomic
 
 STYLE: dict[Any, Any] = {  # the keys are matplotlib's own

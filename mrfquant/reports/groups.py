@@ -1,7 +1,5 @@
 """Runs that belong together, the statistics of a group, and the settings in which runs differ."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import statistics

@@ -1,7 +1,5 @@
 """The comparison as one HTML page: no library, no network; the data lie in it as JSON."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -14,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mrfquant.reports.curves import Curve, panel_curves, panels_of
+from mrfquant.reports.curves import DARK, LIGHT, Curve, panel_curves, panels_of, style, twins
 from mrfquant.reports.groups import NONE, Group, split_settings
-from mrfquant.reports.palette import DARK, LIGHT, style, twins
 from mrfquant.reports.tables import extra_rows, result_rows, setting_rows, test_head
 
 HERE = Path(__file__).parent

@@ -1,7 +1,5 @@
 """Finding and reading the folders of runs, finished or not. They are read as text: nothing in them is executed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The comparison as aligned text and as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Callable, Sequence

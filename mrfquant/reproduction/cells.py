@@ -1,7 +1,5 @@
 """Running the cells of a table, some at a time, each in a process of its own; what is done stays done."""
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 import threading

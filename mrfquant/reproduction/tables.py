@@ -5,8 +5,6 @@ Figures: Ajanthan, Dokania, Hartley, Torr, "Proximal Mean-field for Neural Netwo
 PMF retuned is from the authors' later settings in their repository.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

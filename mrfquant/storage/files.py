@@ -4,8 +4,6 @@ What lies in a folder may come from strangers: names beside a file cannot be gue
 could destroy something, and what is read is an ordinary file of bounded size.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

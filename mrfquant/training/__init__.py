@@ -4,9 +4,8 @@ from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.training.collectors import Collector, Console, JsonLines
 from mrfquant.training.evaluation import evaluate
 from mrfquant.training.hooks import Decide, Samples
-from mrfquant.training.tensorboard_collector import TensorBoard
+from mrfquant.training.trackers import TensorBoard, WandB
 from mrfquant.training.trainer import Hook, Interrupted, Trainer
-from mrfquant.training.wandb_collector import WandB
 
 __all__ = [
     "Checkpoints",

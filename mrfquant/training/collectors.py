@@ -1,7 +1,5 @@
 """Where the figures of a run go. A collector may print, write or send them; it never changes them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

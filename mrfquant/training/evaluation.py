@@ -1,7 +1,5 @@
 """The figures of a network on a split of the data, as its objective makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

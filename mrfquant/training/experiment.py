@@ -24,7 +24,7 @@ from mrfquant.training.trainer import Trainer
 
 SMOKE_ITERATIONS = 20
 FITTED = 5_000  # images that a network may fit its start to
-SAID_BY_RECIPES = ("by_shape", "method")  # what a recipe of an optimizer may tell a solver
+RECIPE_ATTRIBUTES = ("by_shape", "method")  # what a recipe of an optimizer may tell a solver
 KINDS: dict[str, tuple[type, str]] = {
     "dataset": (Dataset, "a data set, as @digits"),
     "model": (nn.Module, "a network, as @LeNet300"),
@@ -104,7 +104,7 @@ class Experiment:
 
     def check_teacher(self) -> None:
         """Refuse to start a run that would learn from a random network."""
-        if self.objective.taught and self.started_from is None and not self.smoke:
+        if self.objective.needs_teacher and self.started_from is None and not self.smoke:
             raise BadInput(
                 f"{type(self.objective).__name__} teaches by the network that the run starts from, which would be "
                 "a random one: give trained weights with --weights FILE, or take no teacher (Distillation.share = 0.0)",
@@ -128,7 +128,7 @@ class Experiment:
             "seed": self.seed,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "labelled": len(self.labelling),
-            "metric": self.objective.chooses.as_fields(),
+            "metric": self.objective.primary_metric.as_fields(),
             "bits": max((block.levels.bits for block in self.labelling.blocks), default=32),
         }
 
@@ -150,7 +150,7 @@ def _with_clear_errors(optimizer: Callable[..., Any]) -> Callable[..., Any]:
             name, message = getattr(optimizer, "__name__", type(optimizer).__name__), str(error).split("\n")[0]
             raise BadInput(f"the optimizer {name} cannot be built: {message}", binding=name) from None
 
-    for name in SAID_BY_RECIPES:
+    for name in RECIPE_ATTRIBUTES:
         if hasattr(optimizer, name):
             setattr(build, name, getattr(optimizer, name))  # functools.wraps leaves out what the class says
     return build

@@ -22,8 +22,8 @@ from mrfquant.storage.run_folder import RunFolder, changed_settings, new_run_pat
 from mrfquant.text import duration
 from mrfquant.training.collectors import Collector, Console, JsonLines
 from mrfquant.training.experiment import Experiment
+from mrfquant.training.trackers import WandB, default_mode
 from mrfquant.training.trainer import Interrupted, Trainer
-from mrfquant.training.wandb_collector import WandB, default_mode
 
 Say = Callable[[str], None]
 SPLITS: tuple[tuple[SplitName, str], ...] = (("train", "training"), ("val", "validation"), ("test", "test"))

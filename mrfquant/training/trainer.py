@@ -140,7 +140,7 @@ class Trainer:
         """
         self.checkpoints, self.collectors = checkpoints, collectors
         for collector in self.collectors:
-            collector.metric, collector.unit = self.objective.chooses, self.dataset.unit
+            collector.metric, collector.unit = self.objective.primary_metric, self.dataset.unit
             collector.batch_size = self.batch_size
             collector.start(self.iteration, self.iterations)
         if self.low and not computes_bfloat16(self.device):
@@ -258,7 +258,7 @@ class Trainer:
         return losses
 
     def _validate(self) -> dict[str, float]:
-        metric, figures, relaxed = self.objective.chooses, {}, None
+        metric, figures, relaxed = self.objective.primary_metric, {}, None
         share = RELAXED_SHARE if self.dataset.size("val") >= LARGE else 1
         if self.inference.relaxed:
             relaxed = self._validation(share, others=False)[0][metric.name]
@@ -296,7 +296,7 @@ class Trainer:
         self.model.load_state_dict(self._best_state)
         tested = evaluate(self.model, self.dataset, "test", self.objective, self.forward, self.team)
         figures = {f"test_{name}": value for name, value in tested.items()}
-        chosen = f"val_{self.objective.chooses.name}"
+        chosen = f"val_{self.objective.primary_metric.name}"
         return {"best_iteration": self.best["iteration"], f"best_{chosen}": self.best[chosen], **figures}
 
     def _validation(self, share: int, others: bool = True) -> list[dict[str, float]]:
