@@ -79,10 +79,7 @@ def computes_bfloat16(device: torch.device) -> bool:
 
 
 def carry_channels_last(model: nn.Module) -> None:
-    """Let the images between convolutions lie channels last in memory, which is 1.2 times as fast on CPUs.
-
-    Weights stay as they are, and with them labellings, checkpoints and scales: convolutions follow their inputs.
-    """
+    """Let images between convolutions lie channels last, 1.2 times as fast on CPUs; weights stay as they are."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.register_forward_hook(_channels_last_images)
@@ -101,9 +98,7 @@ def _channels_last_images(module: nn.Module, inputs: Any, images: Tensor) -> Ten
 
 @contextmanager
 def bounded_network() -> Iterator[None]:
-    """Within the block, a network that takes more memory than is free is refused: while it is built, before the memory
-    of a parameter is touched. Each parameter counts three times: as it is built, in the labelling, and its gradient.
-    """
+    """Refuse a network that takes more memory than is free while it is built in the block."""
     seen = 0
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -127,13 +122,7 @@ def bounded_network() -> Iterator[None]:
 
 
 def background(function: Callable[..., int], *arguments: Any, log: Path, jobs: int) -> BaseProcess:
-    """Call a function in a process of its own, which Ctrl-C does not reach; it ends with the status that it returns.
-
-    Args:
-        function: found again by its module and name.
-        log: what it prints is added there.
-        jobs: how many share the threads that this process would use.
-    """
+    """Call a function, found by its name, in a process that Ctrl-C does not reach; `jobs` share this one's threads."""
     threads = max(1, torch.get_num_threads() // jobs)
     process = get_context("spawn").Process(target=_work, args=(function, arguments, log, threads))
     process.start()
@@ -180,11 +169,7 @@ class Team:
             dist.broadcast(tensor, 0)
 
     def scatter_mean(self, whole: Tensor, own: Tensor) -> None:
-        """Replace `own`, this process's part of a vector, by the mean over the processes; the rest is left undefined.
-
-        Args:
-            whole: (n,), the parts of all processes, of one length, in their order. own: a view of it.
-        """
+        """Replace `own`, this process's part of `whole` (n,), by the mean over processes; the rest is undefined."""
         if dist.get_backend() == "gloo":  # whose own operation moves what an all-reduce does
             parts = torch.empty_like(whole)
             dist.all_to_all_single(parts, whole)
@@ -263,8 +248,7 @@ def join_team(device: torch.device) -> tuple[Team, torch.device]:
 
 @contextmanager
 def _ending_at_once() -> Iterator[None]:
-    """Within the block SIGTERM ends the process: there is nothing to save while it waits for its peers, and torchrun
-    would wait half a minute for it when it starts them all again."""
+    """Let SIGTERM end the process within the block: nothing is to be saved yet, and torchrun would wait for it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -276,11 +260,7 @@ def _ending_at_once() -> Iterator[None]:
 
 
 def exit_process(status: int) -> None:
-    """End this process, if it belongs to a team, when nothing is left to do.
-
-    Threads of the group can let go of the last operation's tensors only while there is an interpreter: they would abort
-    a process that takes it down now and then, after all its work is done.
-    """
+    """End a process of a team at once: threads of its group would sometimes abort an interpreter that shuts down."""
     if dist.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()

@@ -17,10 +17,7 @@ from mrfquant.labelling.block import Form
 from mrfquant.pairwise.curvature import curved_layers, second_moments
 
 FORMS: tuple[tuple[int, Form], ...] = ((2, "line"), (3, "line"), (3, "planes"), (4, "line"))
-PRIORS: dict[str, Callable[[], Energy]] = {
-    "costs of labels": lambda: LabelPrior({1: -1.0}),
-    "code length": CodeLength,
-}
+PRIORS: dict[str, Callable[[], Energy]] = {"costs of labels": lambda: LabelPrior({1: -1.0}), "code length": CodeLength}
 
 
 OF_ZEROS: dict[str, Callable[[], Energy]] = {"cliques": CliquePotts}  # for levels with a 0
@@ -71,9 +68,7 @@ class TreePMF(PMF):
 
 
 def measure_curvature(options: Options) -> Iterator[tuple[str, Row]]:
-    """Second moments of all layers' inputs against the forward, for the images that rounding takes at a time; 100 steps
-    of training with both energies, and with tree entropy. LeNets, and a ResNet-18 of a quarter of the width: the others
-    take minutes."""
+    """Time second moments against the forward, and 100 steps with both energies, on networks that take no minutes."""
     for name in options.models:
         build, shape = NETWORKS[name]
         if name == "resnet18":

@@ -36,11 +36,7 @@ class OneByOne(Dataset):
     """The same images, cropped, mirrored and normalised the usual way."""
 
     def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        statistics: tuple[list[float], list[float]],
-        augment: Augmentation | None,
+        self, images: Tensor, labels: Tensor, statistics: tuple[list[float], list[float]], augment: Augmentation | None
     ) -> None:
         self.images, self.labels, self.statistics, self.augment = images, labels, statistics, augment
 

@@ -13,13 +13,7 @@ SYNCS = ("_local_scalar_dense", "item", "nonzero", "equal", "is_nonzero")
 
 
 class Operations(TorchDispatchMode):
-    """Within the block, what torch's operators do; the kernels of `mrfquant.kernels.dispatch` are not operators.
-
-    Attributes:
-        calls: how often each operator ran, views left out, which touch no memory.
-        allocated: bytes of the tensors that they made. moved: bytes that they read and wrote.
-        syncs: how often the host had to wait for a value.
-    """
+    """Count, within the block, what torch's operators do, views left out; `mrfquant.kernels` are no operators."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -81,11 +81,7 @@ WIDTHS, LAYERS, PAST = (512, 1024), 4, 64  # of the GPT, and tokens before the o
 
 
 def measure_peers(options: Options) -> Iterator[tuple[str, Row]]:
-    """Networks on batches, and a GPT token by token.
-
-    A row has milliseconds in PyTorch, the times of the others as ratios to it, and what the file and the weights in
-    memory take as ratios to float ONNX's.
-    """
+    """Time networks on batches and a GPT token by token; file and memory are ratios to float ONNX's."""
     if peer("onnxruntime", "'mrfquant[onnx]'") is None or peer("onnxscript", "'mrfquant[onnx]'") is None:
         return
     for name, (build, shape) in IMAGES.items():

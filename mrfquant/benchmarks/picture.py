@@ -7,13 +7,10 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from mrfquant.reports.curves import LIGHT
-from mrfquant.reports.figures import STYLE
-from mrfquant.storage.files import atomic
+from mrfquant.reports.figures import STYLE, png
 
 ROWS = 8  # a panel has room for at least
 Found = Mapping[str, Mapping[str, Any]]  # row -> column -> a number or a ratio
@@ -24,10 +21,8 @@ def write_picture(path: Path, found: Mapping[str, Found]) -> None:
     panels = {title: r for title, rows in found.items() if (r := _ratios(rows))}
     lines = {name: points for rows in found.values() for name, points in _sizes(rows).items()}
     count = len(panels) + bool(lines)
-    with rc_context(STYLE), atomic(path) as file:
-        columns = min(2, max(1, count))
-        figure = Figure(figsize=(5.6 * columns, 2.9 * math.ceil(count / columns) + 0.2), layout="constrained")
-        FigureCanvasAgg(figure)
+    columns = min(2, max(1, count))
+    with rc_context(STYLE), png(path, 5.6 * columns, 2.9 * math.ceil(count / columns) + 0.2, dpi=130) as figure:
         places = iter(figure.subplots(math.ceil(count / columns), columns, squeeze=False).flat)
         for title, ratios in panels.items():
             _draw_ratios(next(places), title, ratios)
@@ -35,7 +30,6 @@ def write_picture(path: Path, found: Mapping[str, Found]) -> None:
             _draw_sizes(next(places), lines)
         for axes in places:
             axes.set_visible(False)
-        figure.savefig(file, format="png", dpi=130)
 
 
 def _ratios(rows: Found) -> list[tuple[str, str, Mapping[str, float]]]:

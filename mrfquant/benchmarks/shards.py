@@ -20,10 +20,7 @@ LEVELS = 4
 
 
 def measure_shards(options: Options) -> Iterator[tuple[str, Row]]:
-    """Bytes a parameter that a process keeps, has at its peak, and sends at a step; the largest of the processes.
-
-    What is sent is what the system counts between the processes of this machine, so others count, too.
-    """
+    """Bytes a parameter that a process keeps, has at its peak and sends at a step; the largest of the processes."""
     for form, of in FORMS.items():
         for size in PROCESSES:
             for shard in (False, True) if size > 1 else (False,):

@@ -66,13 +66,7 @@ def measure_whole_run(options: Options) -> Iterator[tuple[str, Row]]:
         inference = (ProximalMeanField if isinstance(bare, PMF) else Reference)(labelling, adam)
         turns = Turns(bare, options)
         with tempfile.TemporaryDirectory() as folder:
-            trainer = Trainer(
-                model,
-                dataset,
-                inference,
-                iterations=10**9,
-                eval_interval=INTERVAL,
-            )
+            trainer = Trainer(model, dataset, inference, iterations=10**9, eval_interval=INTERVAL)
             collectors = [JsonLines(Path(folder) / "metrics.jsonl"), turns]
             try:
                 trainer.run(Checkpoints(Path(folder)), collectors, turns.done)

@@ -172,10 +172,7 @@ def make_field(picture: Picture, noise: float, smoothness: float) -> FactorGraph
 
 def draw(picture: Picture, results: dict[str, Result], truth: float, path: Path) -> None:
     """The clean and the noisy picture and every solver's, with energy, errors and time."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from mrfquant.storage.files import atomic
+    from mrfquant.reports.figures import png
 
     panels = [(f"clean\nenergy {truth:.1f}", picture.greys[picture.labels]), ("noisy input\n", picture.noisy)]
     for name, result in results.items():
@@ -184,15 +181,12 @@ def draw(picture: Picture, results: dict[str, Result], truth: float, path: Path)
         panels.append((text, picture.greys[result.labels.cpu().view(picture.labels.shape)]))
     columns = min(5, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(3.2 * columns, 2.65 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    for i, (title, image) in enumerate(panels):
-        axes = figure.add_subplot(rows, columns, i + 1)
-        axes.imshow(image.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        axes.set_title(title, fontsize=9)
-        axes.set_axis_off()
-    with atomic(path) as file:
-        figure.savefig(file, format="png", dpi=120)
+    with png(path, 3.2 * columns, 2.65 * rows) as figure:
+        for i, (title, image) in enumerate(panels):
+            axes = figure.add_subplot(rows, columns, i + 1)
+            axes.imshow(image.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axes.set_title(title, fontsize=9)
+            axes.set_axis_off()
 
 
 def _wrong(result: Result, picture: Picture) -> float:

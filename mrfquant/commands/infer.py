@@ -50,7 +50,6 @@ def parser() -> Parser:
     p.share("--seed", help="seed of the first start (default: 0)")
     p.share("--device")
     p.add_argument("--out", metavar="FILE", type=writable, help="write the result there, in UAI's format of the task")
-    p.add_argument("--trace", metavar="FILE", type=writable, help="write a row per iteration of the run there, as CSV")
     p.share("--png", help="draw the least energy so far and the bound over time there")
     p.add_argument("--reference", metavar="FILE", type=Path, help="a result to compare with")
     return p
@@ -76,13 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
         _build_all_parts(arguments.seed)
         config.check_all_used()
         graph_there = on_device(graph, choose_device(arguments.device))
-        result = _solve(graph_there, evidence, arguments.seed, bool(arguments.trace or arguments.png))
+        result = _solve(graph_there, evidence, arguments.seed, bool(arguments.png))
     _print(Path(name).stem, result, graph)
     if reference is not None:
         print(f"reference    {_compare(arguments.task, result, reference, graph)}")
-    if arguments.trace:
-        _write_trace(arguments.trace, result)
-        print(f"trace        {arguments.trace}")
     if arguments.png:
         _draw(arguments.png, result)
         print(f"picture      {arguments.png}")
@@ -198,31 +194,17 @@ def _compare(task: str, result: Result, reference: Any, graph: FactorGraph) -> s
     return f"log10 Z {reference / math.log(10):.6f}, ours is {(result.log_z - reference) / math.log(10):+.6f}"
 
 
-def _write_trace(path: Path, result: Result) -> None:
-    from mrfquant.storage.files import write_text
-
-    names = ["iteration", "residual", "free_energy", "energy", "best", "bound", "seconds"]
-    rows = [",".join(f"{getattr(row, name):.9g}" for name in names) for row in result.trace]
-    write_text(path, "\n".join([",".join(names), *rows]) + "\n")
-
-
 def _draw(path: Path, result: Result) -> None:
     """The least energy so far and the bound over time; the gap between them is what is not known."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from mrfquant.reports.figures import png
 
-    from mrfquant.storage.files import atomic
-
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for name, column in (("energy", "best"), ("bound", "bound")):
-        seen = [row for row in result.trace if math.isfinite(getattr(row, column))]
-        axes.plot([row.seconds for row in seen], [getattr(row, column) for row in seen], marker=".", label=name)
-    axes.set_xlabel("seconds")
-    axes.legend()
-    with atomic(path) as file:
-        figure.savefig(file, format="png", dpi=120)
+    with png(path, 6, 3.5) as figure:
+        axes = figure.add_subplot()
+        for name, column in (("energy", "best"), ("bound", "bound")):
+            seen = [row for row in result.trace if math.isfinite(getattr(row, column))]
+            axes.plot([row.seconds for row in seen], [getattr(row, column) for row in seen], marker=".", label=name)
+        axes.set_xlabel("seconds")
+        axes.legend()
 
 
 def _write(arguments: argparse.Namespace, result: Result, graph: FactorGraph) -> None:

@@ -106,30 +106,24 @@ def _scale(p: PackedParameter) -> str:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """A small bar chart for each parameter."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from mrfquant.storage.files import atomic
+    """Draw a small bar chart for each parameter."""
+    from mrfquant.reports.figures import png
 
     columns = min(4, len(rows))
     height = math.ceil(len(rows) / columns)
-    figure = Figure(figsize=(2.6 * columns, 1.9 * height), layout="constrained")
-    FigureCanvasAgg(figure)
-    for i, row in enumerate(rows):
-        axes = figure.add_subplot(height, columns, i + 1)
-        d = len(row.shares)
-        axes.bar(range(d), [100 * share for share in row.shares], color="#4477aa", width=0.6)
-        if d <= 16:
-            axes.set_xticks(range(d), [f"{q:g}" for q in row.parameter.levels])
-        axes.set_title(f"{row.name}  {'x'.join(map(str, row.parameter.shape))}", fontsize=7)
-        axes.set_ylim(0, 100)
-        axes.tick_params(labelsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
-        if i % columns == 0:
-            axes.set_ylabel("% of weights", fontsize=7)
-    with atomic(path) as file:
-        figure.savefig(file, format="png", dpi=130)
+    with png(path, 2.6 * columns, 1.9 * height, dpi=130) as figure:
+        for i, row in enumerate(rows):
+            axes = figure.add_subplot(height, columns, i + 1)
+            d = len(row.shares)
+            axes.bar(range(d), [100 * share for share in row.shares], color="#4477aa", width=0.6)
+            if d <= 16:
+                axes.set_xticks(range(d), [f"{q:g}" for q in row.parameter.levels])
+            axes.set_title(f"{row.name}  {'x'.join(map(str, row.parameter.shape))}", fontsize=7)
+            axes.set_ylim(0, 100)
+            axes.tick_params(labelsize=7)
+            axes.spines[["top", "right"]].set_visible(False)
+            if i % columns == 0:
+                axes.set_ylabel("% of weights", fontsize=7)
 
 
 main = entry_point(parser, run)

@@ -65,11 +65,7 @@ SHARED: dict[str, dict[str, Any]] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """The arguments of one command: usage, a paragraph, the arguments, examples, exit status.
-
-    Args:
-        name: of the command's module. about: the paragraph. examples: what to type after the command's name.
-    """
+    """Parse the arguments of one command; its help has a paragraph, the arguments, examples and the exit status."""
 
     def __init__(self, name: str, about: str, examples: Sequence[str], exits: str = EXITS) -> None:
         prog = f"mrfquant {name}"

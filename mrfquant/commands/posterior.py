@@ -27,10 +27,7 @@ def parser() -> Parser:
     )
     p.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished, quantized run")
     p.add_argument(
-        "--samples",
-        metavar="N,N",
-        default="1,5,20",
-        help="sizes of the ensembles, comma-separated (default: 1,5,20)",
+        "--samples", metavar="N,N", default="1,5,20", help="sizes of the ensembles, comma-separated (default: 1,5,20)"
     )
     p.share("--seed", help="seed of the samples (default: 0)")
     p.share("--device")

@@ -30,7 +30,6 @@ def parser() -> Parser:
     p.share("--import")
     p.add_argument("--weights", metavar="FILE|RUN", type=Path, help="start from a state dict or a run, not at random")
     p.share("--seed", default=None, help="seed of initialisation and data order (default: the config's, or 0)")
-    p.add_argument("--hours", metavar="H", type=float, help="end after so long, its schedules fitted to the time")
     p.share("--smoke")
     p.share("--device")
     p.share("--data")
@@ -63,12 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     options = {"device": arguments.device, "data": arguments.data, "wandb": arguments.wandb}
     options["collectors"] = arguments.collectors
-    hours = f"Trainer.hours = {arguments.hours}"
     try:
         if not arguments.resume:
             launch(
                 arguments.gin,
-                bindings=arguments.set if arguments.hours is None else [*arguments.set, hours],
+                bindings=arguments.set,
                 imports=arguments.imports,
                 weights=arguments.weights,
                 seed=arguments.seed,
@@ -99,7 +97,6 @@ def main(argv: list[str] | None = None) -> int:
         arguments.seed is not None,
         arguments.smoke,
         arguments.out,
-        arguments.hours,
         arguments.go_on,
     )
     if arguments.resume and any(others):

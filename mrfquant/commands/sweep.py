@@ -164,10 +164,6 @@ def _metric(arguments: argparse.Namespace) -> Metric:
 
 def work(arguments: argparse.Namespace) -> int:
     """Run trials until the study has enough of them: what a worker does, in its process."""
-    return run_command(_work, arguments)
-
-
-def _work(arguments: argparse.Namespace) -> int:
     import optuna
 
     space, study = read_space(arguments.space), open_study(arguments, _metric(arguments))
@@ -227,10 +223,10 @@ def lead(arguments: argparse.Namespace) -> int:
     printed = {trial.number for trial in ended(study)}
     print(f"{arguments.trials} trials, {len(printed)} ended already; in {arguments.out}", flush=True)
     logs = [arguments.out / f"worker-{platform.node()}-{number}.log" for number in range(arguments.jobs)]
-    workers = [background(work, arguments, log=log, jobs=arguments.jobs) for log in logs]
+    workers = [background(run_command, work, arguments, log=log, jobs=arguments.jobs) for log in logs]
     try:
         while True:
-            alive = [worker for worker in workers if worker.is_alive()]
+            alive = any(worker.is_alive() for worker in workers)
             for trial in ended(study):
                 if trial.number not in printed:
                     printed.add(trial.number)

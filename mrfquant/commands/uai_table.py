@@ -26,8 +26,7 @@ PEER = "toulbar2"  # another program's solver
 
 @dataclass
 class Entry:
-    """What one solver found on one field: mean absolute error of its marginals, log Z less the reference, the energy of
-    its labelling, a bound on all energies."""
+    """What one solver found on one field; error is that of the marginals, excess that of log Z over the reference."""
 
     error: float | None
     excess: float | None

@@ -101,11 +101,7 @@ class Config:
             raise BadInput(f"{sentence} (bound at {', '.join(places)})" if places else sentence) from None
 
     def check_all_used(self, in_files: bool = True) -> None:
-        """Refuse bindings that nothing read. Call it when every part is built and before the work starts.
-
-        Args:
-            in_files: those of the file, too; where only some of its parts are built, those of `--set` alone count.
-        """
+        """Refuse bindings that nothing read, before the work starts; those of --set alone without `in_files`."""
         used = gin_internals.used()
         for (scope, selector), parameters in gin_internals.bound().items():
             for parameter in parameters:

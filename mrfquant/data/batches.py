@@ -20,17 +20,10 @@ SHARE_OF_DEVICE = 0.5  # of an accelerator's free memory that a data set may tak
 
 
 class Batches(ABC):
-    """Endless stream of (inputs, targets) on a device.
+    """Endless stream of (inputs, targets) on a device; a subclass draws and cuts examples.
 
-    Each epoch is a new permutation, and the incomplete batch at its end is dropped. Of `world_size` processes, the one
-    of `rank` gets its contiguous slice of every batch, so that all of them together see the batches that a single
-    process would see. A subclass says what else is random about an example, and cuts examples out of its tensors.
-
-    Args:
-        size: examples of an epoch.
-        example_bytes: of one of them.
-        batch_size: of the whole batch, over all processes.
-        device: where the batches go; data that lie elsewhere are copied, several batches ahead.
+    Each epoch is a new permutation without the incomplete batch at its end. Of `world_size` processes each gets its
+    slice of every batch. Data that lie on another device are copied several batches ahead.
     """
 
     def __init__(

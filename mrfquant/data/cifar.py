@@ -53,10 +53,7 @@ FILES10 = {  # name: records, md5; the test file is the last
     "cifar-10-batches-bin/test_batch.bin": (10_000, "803d5f7f4d78ea53de84dbe85f74fb6d"),
 }
 # The archive of CIFAR-100 has a published md5, its files have none: their size and the range of the labels are checked.
-FILES100 = {
-    "cifar-100-binary/train.bin": (50_000, None),
-    "cifar-100-binary/test.bin": (10_000, None),
-}
+FILES100 = {"cifar-100-binary/train.bin": (50_000, None), "cifar-100-binary/test.bin": (10_000, None)}
 URL = "https://www.cs.toronto.edu/~kriz/"
 
 

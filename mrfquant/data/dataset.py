@@ -63,13 +63,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def stream(self, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> Stream:
-        """Batches of the training split without end, in an order that the seed decides.
-
-        Args:
-            batch_size: of the whole batch, over all processes.
-            rank: of this process, which gets its part of every batch.
-            world_size: how many processes there are.
-        """
+        """Return batches of the training split without end; `batch_size` counts those of all processes."""
 
     @abstractmethod
     def ordered(self, split: SplitName, batch_size: int = 1000, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:

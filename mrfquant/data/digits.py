@@ -16,12 +16,7 @@ from mrfquant.data.dataset import dataset
 from mrfquant.data.images import DatasetInfo, Images, Split
 
 DIGITS = DatasetInfo(
-    name="digits",
-    shape=(1, 28, 28),
-    classes=tuple("0123456789"),
-    mean=(0.3055,),
-    std=(0.3247,),
-    augment=None,
+    name="digits", shape=(1, 28, 28), classes=tuple("0123456789"), mean=(0.3055,), std=(0.3247,), augment=None
 )
 FILE = Path(__file__).with_name("digits.npz")
 

@@ -52,14 +52,9 @@ class Loaders(Dataset):
     def outputs(self) -> int:
         return self._outputs
 
-    def loader(self, split: SplitName) -> DataLoader[Any]:
-        """The loader of a split."""
-        return {"train": self.train, "val": self.val, "test": self.test}[split]
-
     def size(self, split: SplitName) -> int:
-        loader = self.loader(split)
         try:
-            return len(loader.dataset)  # type: ignore[arg-type]
+            return len(getattr(self, split).dataset)
         except TypeError:
             raise BadInput(f"data set {self.name}: the {split} loader does not say how many examples it has") from None
 
@@ -69,7 +64,7 @@ class Loaders(Dataset):
         return LoaderStream(self.train, seed, self.device)
 
     def ordered(self, split: SplitName, batch_size: int = 1000, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
-        return (moved(batch, self.device) for batch in self.loader(split))
+        return (moved(batch, self.device) for batch in getattr(self, split))
 
     def to(self, device: torch.device | str) -> Loaders:
         moved_there = copy.copy(self)

@@ -20,11 +20,7 @@ SIZES = (512, 256, 256)  # train, validation, test
 
 
 def stand_in(name: str) -> Images:
-    """A small learnable data set with the shape, classes, normalisation and augmentation of the data set `name`.
-
-    An image is the pattern of its class plus noise, the same at every call. A pattern is smooth and symmetric, so
-    that crops and flips keep it.
-    """
+    """Return a small learnable data set of the form of `name`: smooth, symmetric patterns of the classes plus noise."""
     if name not in INFOS:
         raise BadInput(f"no stand-in for the data set {name!r}, expected one of {', '.join(INFOS)}")
     info = INFOS[name]

@@ -74,10 +74,7 @@ def check_logits(outputs: Tensor, targets: Tensor) -> None:
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> Tensor:
-    """How far confidence is from accuracy: the mean over the inputs of the distance within their bin of confidence.
-
-    Bins are equally wide and hold their lower end; the last holds 1, too.
-    """
+    """Return the mean distance of confidence from accuracy within bins of confidence, which hold their lower end."""
     confidence, guess = (found.cpu() for found in probabilities.max(1))  # not every device has float64
     inner = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device)[1:-1]
     excess = confidence.double() - (guess == labels.cpu()).double()

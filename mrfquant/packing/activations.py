@@ -35,13 +35,7 @@ BETWEEN = ("Add", "MaxPool", "Relu", "Clip", "Pad", "Slice", "Reshape", "Flatten
 def in_eight_bits(
     model: Model, packed: Mapping[str, PackedParameter], batches: Sequence[Mapping[str, np.ndarray]]
 ) -> tuple[Model, dict[str, PackedParameter]]:
-    """The network with 8-bit activations, and what the packed ones of its initializers are now.
-
-    Args:
-        model: the exported network with float weights under the names of `packed`.
-        packed: its parameters on levels.
-        batches: inputs to find the ranges with, by name.
-    """
+    """Return the network with 8-bit activations, whose ranges `batches` give, and its packed initializers."""
     import onnx_ir
     from onnxscript import optimizer
 

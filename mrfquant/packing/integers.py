@@ -38,14 +38,7 @@ def integer_levels(levels: tuple[float, ...], largest: int = LARGEST) -> tuple[n
 
 @dataclass
 class IntegerWeight:
-    """Integers (rows, ...) times a scale for each row.
-
-    Attributes:
-        integers: int8, in the weight's shape.
-        scale: float32 (rows,); `fold` may make it negative until `settle`.
-        levels: the integers that may occur.
-        encoding: of the parameter that it comes from.
-    """
+    """Integers int8 (rows, ...) times a scale float32 (rows,), which `fold` may make negative until `settle`."""
 
     integers: np.ndarray
     scale: np.ndarray
@@ -96,14 +89,7 @@ BLOCKS = (128, 64, 32, 16)  # inputs that share a scale: what the kernel takes
 
 @dataclass(frozen=True)
 class Codes:
-    """A weight (outputs, inputs) as MatMulNBits has it.
-
-    Attributes:
-        parameter: the codes as levels, without a scale.
-        bits: of a code.
-        block: inputs that share a scale.
-        scale: float32 in a form that broadcasts with (outputs, blocks).
-    """
+    """A weight (outputs, inputs) as MatMulNBits has it: codes as levels, bits of a code, inputs of a block, scales."""
 
     parameter: PackedParameter
     bits: int

@@ -27,9 +27,7 @@ EVEN = 8  # rows; a convolution is fastest on multiples
 class PackedLayer(nn.Module):
     """What packed layers share: the bytes, and unpacking a tile of rows.
 
-    Args:
-        weight: of up to 256 levels; its labels are encoded anew so that every row starts a byte.
-        bias: (rows,) or None. tile_bytes: what unpacking may take at a time. word: see `kernel.pack_rows`.
+    Labels are encoded anew so that every row starts a byte; `tile_bytes` is what unpacking may take at a time.
     """
 
     packed: Tensor
@@ -101,8 +99,7 @@ class PackedLayer(nn.Module):
 
     @property
     def _row_nbytes(self) -> int:
-        """Bytes of a row while it is unpacked: packed, as indices, its weights, a convolution's without padding, and
-        the scales of weights in runs."""
+        """Return what a row takes while it is unpacked: bytes, indices, weights (twice for convolutions), scales."""
         width = self.packed.shape[0] * self.packed.shape[2]
         weights = width * kernel.labels_per_byte(len(self.levels))
         copied = self.columns if len(self.shape) > 2 and weights > self.columns else 0

@@ -77,11 +77,7 @@ def _in_runtime(
 
 
 def labels_of(labelling: Labelling, scale: Tensor | None = None) -> Labels:
-    """Return how the labelled parameters are quantized, as plain values and tensors that a checkpoint can hold.
-
-    Args:
-        scale: (m,) of the labelled weights; the labelling's by default.
-    """
+    """Return how the labelled parameters are quantized, as values that a checkpoint can hold; `scale` is (m,)."""
     scale = labelling.scale if scale is None else scale
     group_size = None if labelling.scales is None else labelling.scales.group_size
     return {
@@ -182,8 +178,7 @@ def _storable(name: str, tensor: Tensor) -> Tensor:
 
 
 def _compact(parts: list[Tensor], group_size: int | None) -> tuple[list[Tensor], int | None]:
-    """Scales and zero points of the parameter's shape as one number each, one for each slice along the first dimension,
-    or one for each run of it; and the size of these runs."""
+    """Reduce scales and zero points to one number, one a slice or one a run of it; return the size of runs, too."""
     if all((part == part.flatten()[:1]).all() for part in parts):
         return [part.flatten()[:1].clone() for part in parts], None
     parts = [part.flatten(1) for part in parts]

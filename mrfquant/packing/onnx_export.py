@@ -39,12 +39,7 @@ STEPS = 0.2  # of the largest output: a rounding to 8 bits that falls the other 
 
 @dataclass(frozen=True)
 class Exported:
-    """A network as ONNX.
-
-    Attributes:
-        data: the bytes of the file.
-        floats: parameters that layers multiply by in float; with 8-bit activations the others are integers.
-    """
+    """The bytes of an ONNX file, and the parameters that its layers multiply by in float."""
 
     data: bytes
     floats: list[str]
@@ -161,10 +156,7 @@ def _plain(
     names: Sequence[str] | None,
     dynamic_shapes: Any,
 ) -> Model:
-    """The network in ONNX with float weights, each under the name and with the values of its parameter.
-
-    Only constants are folded: PyTorch's optimization would merge batch norm into the weights, off their levels.
-    """
+    """Export with float weights under their names; only constants are folded, or weights would leave their levels."""
     from onnxscript import optimizer
 
     inputs, keywords = _floats(inputs), _floats(keywords)

@@ -18,13 +18,7 @@ CALIBRATION, BATCH = 256, 32  # training examples that ranges are found with, an
 
 
 def dataset_of(network: PackedNetwork, path: str | os.PathLike[str], root: str | Path | None = None) -> Dataset:
-    """The data set that a file says it is for.
-
-    Args:
-        network: what the file says.
-        path: of the file, for what is wrong with it.
-        root: of the data.
-    """
+    """Return the data set that a file says it is for; `path` is named where the file is wrong."""
     chosen = network.origin.get("data", {"loader": network.origin.get("dataset")})
     chosen = dict(chosen) if isinstance(chosen, dict) else {}
     name = chosen.pop("loader", None)

@@ -55,11 +55,7 @@ def check_same(
     keywords: Mapping[str, Any] | None = None,
     within: float = ROUNDING,
 ) -> float:
-    """The largest difference between the outputs of two networks, as a share of the largest output.
-
-    Raises:
-        BadInput: it is larger than `within`.
-    """
+    """Return the largest difference of two networks' outputs, as a share of the largest; refuse one above `within`."""
     ours, theirs = (_tensors(network(*inputs, **(keywords or {}))) for network in (found, expected))
     worst = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, theirs, strict=True))
     if not worst <= within:

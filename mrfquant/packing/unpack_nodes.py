@@ -1,9 +1,7 @@
-"""Nodes of an ONNX graph that turn packed bytes into weights.
+"""Nodes of an ONNX graph that turn packed bytes into weights, in integer arithmetic and to the bit.
 
-A byte holds some digits: 0 and 1 in the encoding bits (whole labels where a byte holds a whole number of them), trits
-in base3. The nodes compute digit = byte // place % radix, join the digits of a label where it has several, take the
-level of each label and multiply by the scale: integer arithmetic in standard operators, and to the bit the weights of
-`PackedParameter.values`.
+A byte holds digits: bits, whole labels where they fit, or trits. The nodes compute digit = byte // place % radix, join
+the digits of a label, take its level and multiply by the scale.
 """
 
 from __future__ import annotations

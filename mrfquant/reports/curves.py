@@ -39,8 +39,7 @@ def twins(curves: Sequence[tuple[int, bool, Curve]]) -> list[int]:
 
 
 def dashes(curves: Sequence[tuple[int, bool, Curve]]) -> list[Dash]:
-    """The dash of every curve of a panel. Curves that coincide, as those of a common schedule, take turns along the
-    line, so that none hides the others."""
+    """Return the dash of every curve of a panel; curves that coincide take turns along the line."""
     firsts = twins(curves)
     chosen: list[Dash] = []
     for place, (number, _, _) in enumerate(curves):
@@ -55,12 +54,7 @@ POINTS = 1000  # more than a figure has pixels for
 
 @dataclass(frozen=True)
 class Panel:
-    """One diagram: a metric of every group.
-
-    Attributes:
-        scale: "log", "linear", or "error": accuracies spaced by the logarithm of the error, 100 - accuracy.
-        thin: a second metric, drawn thin beside the first.
-    """
+    """One diagram: a metric of every group, maybe a thin second one; the scale "error" is log(100 - accuracy)."""
 
     metric: str
     title: str
@@ -102,11 +96,7 @@ class Curve:
 
 
 def curve(runs: Sequence[Run], metric: str) -> Curve | None:
-    """The curve of a metric over runs, or None when no run recorded it.
-
-    Runs may have recorded at different iterations: each is interpolated between its own records and takes part from
-    its first to its last, so that an unfinished run counts as far as it came.
-    """
+    """Return the curve of a metric, or None without records; runs are interpolated and count as far as they came."""
     series = [run.series(metric) for run in runs]
     series = [s for s in series if s[0]]
     if not series:

@@ -1,6 +1,7 @@
 """Training curves as PNG files, a metric each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,16 @@ ACCURACIES = (
 FEWEST_TICKS = 4
 LONGEST = 48  # characters of a label
 SMALLEST_ERROR = 0.01  # percent: one image in 10,000
+
+
+@contextmanager
+def png(path: Path, width: float, height: float, dpi: int = 120) -> Iterator[Figure]:
+    """Give a figure of so many inches to draw on; at the end of the block it is written to `path`."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    yield figure
+    with atomic(path) as file:
+        figure.savefig(file, format="png", dpi=dpi)
 
 
 def write_figures(groups: Sequence[Group], folder: Path) -> list[Path]:

@@ -22,12 +22,7 @@ NONE = "-"  # stands for what a run does not have
 
 @dataclass(frozen=True)
 class Group:
-    """Runs with the same values of the fields they are grouped by.
-
-    Attributes:
-        key: those values, as text.
-        label: the values that tell this group from the others.
-    """
+    """Runs with the same values (`key`) of the fields they are grouped by; `label` tells the group from others."""
 
     key: tuple[str, ...]
     label: str
@@ -89,11 +84,7 @@ def _kib(fields: dict[str, Any]) -> float | None:
 
 
 def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> list[Group]:
-    """The groups of `runs`, best mean test figure first.
-
-    Args:
-        by: summary fields or gin settings; the whole configuration but the seed by default.
-    """
+    """Return the groups of `runs`, best mean first; by the whole configuration but the seed by default."""
     names = DEFAULT_BY if by is None else tuple(by)
     for name in names if by is not None else ():
         _check_known(name, runs)
@@ -176,8 +167,7 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
 
 
 def shared_differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Those of the differing settings that all runs have: one that only some have belongs to a part, whose name is a
-    setting, too, or to another version of the package."""
+    """Return the differing settings that all runs have: others belong to a part, whose name is a setting, too."""
     known = [run.settings for run in runs if run.settings]
     return [name for name in differing_settings(runs) if all(name in settings for settings in known)]
 
@@ -189,12 +179,7 @@ def setting_values(group: Group, name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Extra:
-    """Settings of a part that only some groups use, with the same values in all of these.
-
-    Attributes:
-        settings: {parameter: value}.
-        users: the numbers of these groups, from 1.
-    """
+    """Settings {parameter: value} of a part that only the groups `users` have, the same in all of these."""
 
     part: str
     settings: dict[str, str]

@@ -21,11 +21,7 @@ NUMBER = ' class="number"'
 
 
 def page(groups: Sequence[Group], by: Sequence[str] | None, notes: Sequence[str] = ()) -> str:
-    """The text of the page, with `notes` below the results.
-
-    Whatever comes from a run is escaped; besides, a content security policy allows no script but ours, by its hash,
-    and no connection.
-    """
+    """Return the page with `notes` below the results; what runs say is escaped, and no script but ours may run."""
     script = (HERE / "page.js").read_text(encoding="utf-8")
     count, data = sum(len(group.runs) for group in groups), page_data(groups)
     return Template((HERE / "page.html").read_text(encoding="utf-8")).substitute(

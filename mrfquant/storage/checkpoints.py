@@ -193,12 +193,7 @@ def check_archive(path: Path) -> None:
 
 
 def _load(path: Path, map_location: torch.device | str = "cpu") -> State:
-    """Read a checkpoint; weights_only refuses anything but tensors and plain values.
-
-    Raises:
-        Damaged: it is not what was written.
-        BadInput: it is, and cannot be loaded here and now.
-    """
+    """Read a checkpoint of tensors and plain values: Damaged if it is not what was written, else BadInput."""
     import torch
 
     if path.exists() and not path.is_file():

@@ -166,13 +166,7 @@ class RunFolder:
         path = self.path / "env.json"
         try:
             sessions = list(json.loads(read_text(path))["sessions"])
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            LookupError,
-            RecursionError,
-        ):  # none yet, or damaged: only a note
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):  # none yet, or damaged: only a note
             sessions = []
         write_json(path, {"sessions": [*sessions, environment(device)]})
 

@@ -67,8 +67,7 @@ def sums_of(
 
 @torch.inference_mode()
 def predict(model: nn.Module, dataset: Dataset, split: SplitName, objective: Objective) -> tuple[Tensor, Tensor]:
-    """The predictions for a split, as far as they may be averaged over networks, and its targets; puts the network
-    into evaluation mode. Examples of another shape than the first ones, such as a text's last window, are left out."""
+    """Return predictions that may be averaged over networks, and targets; inputs of another shape are left out."""
     model.eval()
     found: list[tuple[Tensor, Tensor]] = []
     for inputs, targets in dataset.ordered(split):

@@ -218,10 +218,7 @@ def _conclude(say: Say, folder: RunFolder, metrics: Sequence[Metric]) -> None:
 
 
 class StopRequest:
-    """Within the block, true once Ctrl-C or SIGTERM has asked to stop; asked again, the process stops at once.
-
-    Signals reach the main thread only: in another one, nothing is caught and it stays false.
-    """
+    """True once Ctrl-C or SIGTERM came within the block, in the main thread; asked again, the process stops at once."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -69,8 +69,6 @@ class Trainer:
         compile: run the network through torch.compile.
         per_layer: record the entropy of every labelled parameter at each evaluation, too.
         clip: the largest norm that the gradient of all parameters may have; None leaves it as it is.
-        hours: how long the run may take, in all its sessions; the number of iterations, and with it every schedule that
-            ends with the run, is fitted to it as the speed becomes known. Such a run is not repeated to the bit.
         hooks: what else to do every few iterations, at evaluations and at the end.
         objective: the loss and the figures; cross-entropy by default.
     """
@@ -90,7 +88,6 @@ class Trainer:
         compile: bool = False,
         per_layer: bool = False,
         clip: Positive | None = None,
-        hours: Positive | None = None,
         hooks: Sequence[Hook] = (),
         objective: Objective | None = None,
         seed: int = 0,
@@ -102,7 +99,7 @@ class Trainer:
         self.eval_interval, self.log_interval = eval_interval, log_interval
         self.learning_rate = learning_rate or Constant(1.0)
         self.objective = objective or CrossEntropy()
-        self.per_layer, self.clip, self.hours, self.hooks = per_layer, clip, hours, hooks
+        self.per_layer, self.clip, self.hooks = per_layer, clip, hooks
         self.team = team or Team()
         self.device = dataset.device
         self.batch_size, self.seed = batch_size, seed
@@ -159,7 +156,6 @@ class Trainer:
                     hook.step(self)
             if self._records_at(self.iteration):
                 self._record(self._evaluates_at(self.iteration))
-                self._fit_to_time()
             if self._asked_to_stop(should_stop) and self.iteration < self.iterations:
                 self._losses = [
                     torch.tensor(loss, device=self.device) for loss in self._finite_losses()
@@ -231,19 +227,6 @@ class Trainer:
         if evaluate_now:
             self._save()
         self._mark = (time.perf_counter(), self.iteration)
-
-    def _fit_to_time(self) -> None:
-        """Plan as many iterations as the time allows at the speed so far, evaluations included."""
-        if self.hours is None or self.iteration == self.iterations:
-            return
-        spent = self.seconds + time.perf_counter() - self._clock
-        left = max(0.0, 3600 * self.hours - spent)
-        planned = self.team.agree(self.iteration + max(1, int(left * self.iteration / spent)))
-        if planned != self.iterations:
-            self.iterations = planned
-            self.inference.prepare(planned, self.objective.temperature)
-            for collector in self.collectors:
-                collector.plan(planned)
 
     def _finite_losses(self) -> list[float]:
         """The losses since the last record, on the host; the run ends here if one of them is not a number."""
@@ -320,7 +303,6 @@ class Trainer:
         solved = {*labelling.labelled.spans, *labelling.free.spans}  # these are in the solver's own state
         return {
             "iteration": self.iteration,
-            "iterations": self.iterations,
             "seconds": self.seconds,
             "best": self.best,
             "losses": [loss.item() for loss in self._losses],
@@ -335,9 +317,6 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state saved by a trainer of the same configuration."""
         self.iteration, self.seconds, self.best = state["iteration"], state["seconds"], state["best"]
-        if self.hours is not None:
-            self.iterations = state["iterations"]
-            self.inference.prepare(self.iterations, self.objective.temperature)
         self._losses = [torch.tensor(loss, device=self.device) for loss in state["losses"]]
         self.batches.load_state_dict(state["batches"])
         self.objective.load_state_dict(state["objective"])

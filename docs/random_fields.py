@@ -1,6 +1,6 @@
 """Random fields of many kinds, as files for `mrfquant uai-table`.
 
-python docs/examples/random_fields.py FOLDER writes them.
+python docs/random_fields.py FOLDER writes them.
 """
 
 import itertools
