@@ -48,24 +48,10 @@ def measure_evaluation(build: Callable[[], nn.Module], shape: tuple[int, ...], o
     packed = pack_layers(copy.deepcopy(model), {name: PackedParameter.of(p, LEVELS) for name, p in weights.items()})
     whole = sum(p.nbytes for p in model.parameters())
     times = in_turns({"float": lambda: model(images), "packed": lambda: packed(images)}, options)
-    return {
-        **ratios(times),
-        "kept": {"ratio": _kept(packed) / whole},
-        "kept and unpacked": {"ratio": (_kept(packed) + _largest_tile(packed)) / whole},
-    }
-
-
-def _kept(packed: nn.Module) -> int:
-    """Bytes of the packed layers and of the parameters beside them."""
-    return sum(layer.nbytes for layer in _layers(packed)) + sum(p.nbytes for p in packed.parameters())
-
-
-def _largest_tile(packed: nn.Module) -> int:
-    return max(layer.tile_nbytes for layer in _layers(packed))
-
-
-def _layers(packed: nn.Module) -> list[PackedLayer]:
-    return [layer for layer in packed.modules() if isinstance(layer, PackedLayer)]
+    layers = [layer for layer in packed.modules() if isinstance(layer, PackedLayer)]
+    kept = sum(layer.nbytes for layer in layers) + sum(p.nbytes for p in packed.parameters())
+    tile = max(layer.tile_nbytes for layer in layers)
+    return {**ratios(times), "kept": {"ratio": kept / whole}, "kept and unpacked": {"ratio": (kept + tile) / whole}}
 
 
 BINARY, TERNARY = (-1.0, 1.0), (-1.0, 0.0, 1.0)
@@ -143,16 +129,12 @@ def _files(
             nearest = (p / column).sign() if len(levels) == 2 else (p / column).round().clamp(-1, 1)
             p.copy_(nearest * column)
             packed[name] = PackedParameter.of(p, levels, scale=scale)
-    shapes = None if static else _lengths(batches[0])
+    lengths = {"token": None, "past": tuple({2: torch.export.Dim.AUTO} for _ in batches[0][1:])}  # tokens before
+    shapes = None if static else lengths
     plain = to_onnx(model, {}, batches[0], dynamic_shapes=shapes).data
     arguments: list[tuple[tuple[Tensor, ...], dict[str, Tensor]]] = [(batch, {}) for batch in batches]
     ours = to_onnx(rounded, packed, batches[0], calibration=arguments, dynamic_shapes=shapes).data
     return {"float": plain, "its int8": _quantized(plain, batches if static else None), "ours": ours}
-
-
-def _lengths(inputs: tuple[Tensor, ...]) -> dict[str, Any]:
-    """The number of tokens before may vary."""
-    return {"token": None, "past": tuple({2: torch.export.Dim.AUTO} for _ in inputs[1:])}
 
 
 def _quantized(data: bytes, batches: Sequence[tuple[Tensor, ...]] | None) -> bytes:

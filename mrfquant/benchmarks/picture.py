@@ -18,7 +18,11 @@ Found = Mapping[str, Mapping[str, Any]]  # row -> column -> a number or a ratio
 
 def write_picture(path: Path, found: Mapping[str, Found]) -> None:
     """A panel for each title that has ratios, and one for nanoseconds over the number of parameters."""
-    panels = {title: r for title, rows in found.items() if (r := _ratios(rows))}
+    panels = {}
+    for title, rows in found.items():
+        cells = [(row, column, f) for row, figures in rows.items() for column, f in figures.items()]
+        if ratios := [cell for cell in cells if isinstance(cell[2], dict)]:
+            panels[title] = ratios
     lines = {name: points for rows in found.values() for name, points in _sizes(rows).items()}
     count = len(panels) + bool(lines)
     columns = min(2, max(1, count))
@@ -30,10 +34,6 @@ def write_picture(path: Path, found: Mapping[str, Found]) -> None:
             _draw_sizes(next(places), lines)
         for axes in places:
             axes.set_visible(False)
-
-
-def _ratios(rows: Found) -> list[tuple[str, str, Mapping[str, float]]]:
-    return [(row, column, f) for row, figures in rows.items() for column, f in figures.items() if isinstance(f, dict)]
 
 
 def _sizes(rows: Found) -> dict[str, list[tuple[float, float]]]:

@@ -88,8 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
             continue
         lowest[model.stem] = min([reference, *(entry.energy for entry in found[model.stem].values())])
     columns: dict[str, Callable[[str, Entry], str]] = {
-        "Mean absolute error of the marginals": _error,
-        "log10 Z less the reference": _excess,
+        "Mean absolute error of the marginals": lambda _, entry: "-" if entry.error is None else f"{entry.error:.4f}",
+        "log10 Z less the reference": lambda _, entry: "-" if entry.excess is None else f"{entry.excess:+.3g}",
         "Gap of the labelling's energy": lambda model, entry: _gap(entry, lowest[model]),
         "Seconds": lambda model, entry: f"{entry.seconds:.1f}",
     }
@@ -146,14 +146,6 @@ def _entry(result: Result, marginals: Tensor | None, log_z: float | None) -> Ent
     error = None if marginals is None else (result.marginals - marginals).abs().mean().item()
     excess = None if log_z is None or result.log_z is None else (result.log_z - log_z) / math.log(10)
     return Entry(error, excess, result.energy, result.bound, result.seconds)
-
-
-def _error(model: str, entry: Entry) -> str:
-    return "-" if entry.error is None else f"{entry.error:.4f}"
-
-
-def _excess(model: str, entry: Entry) -> str:
-    return "-" if entry.excess is None else f"{entry.excess:+.3g}"
 
 
 def _gap(entry: Entry, lowest: float) -> str:

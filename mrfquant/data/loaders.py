@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -98,18 +98,17 @@ class LoaderStream:
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"epoch": self.epoch, "batch": self.batch}
-        if (own := self._own("state_dict")) is not None:
-            state["loader"] = own()
+        if hasattr(self.loader, "state_dict"):
+            state["loader"] = self.loader.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
-        if "loader" in state and (own := self._own("load_state_dict")) is not None:
-            own(state["loader"])
-            self._batches = self._begin()
-            return
+        keeps_position = "loader" in state and hasattr(self.loader, "load_state_dict")
+        if keeps_position:
+            self.loader.load_state_dict(state["loader"])
         self._batches = self._begin()
-        for _ in range(self.batch):
+        for _ in range(0 if keeps_position else self.batch):
             next(self._batches)
 
     def _begin(self) -> Iterator[Any]:
@@ -118,9 +117,6 @@ class LoaderStream:
             if hasattr(part, "generator"):
                 part.generator = generator
         return iter(self.loader)
-
-    def _own(self, method: str) -> Callable[..., Any] | None:
-        return getattr(self.loader, method, None)
 
 
 def moved(batch: Any, device: torch.device) -> Any:

@@ -1,10 +1,7 @@
 """Synthetic data in the form of a known data set, to try a configuration without its files."""
 
-import functools
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from mrfquant.data.cifar import CIFAR10, CIFAR100
 from mrfquant.data.dataset import STAND_INS
@@ -33,19 +30,13 @@ def stand_in(name: str) -> Images:
     def split(size: int) -> Split:
         labels = torch.randperm(size, generator=generator) % len(info.classes)  # every class, equally often
         noise = torch.randn(size, *info.shape, generator=generator)
-        return Split(_to_bytes(mean + std * (patterns[labels] + noise) / 2), labels)
+        images = mean + std * (patterns[labels] + noise) / 2  # mostly in [0, 1]
+        return Split((255 * images).round().clamp(0, 255).to(torch.uint8), labels)
 
     train, val, test = (split(size) for size in SIZES)
     return info.dataset(train, val, test, stand_in=True)
 
 
-def _of_form(name: str, **settings: object) -> Images:
-    return stand_in(name)  # whatever the settings of the real one are
-
-
-STAND_INS |= {name: functools.partial(_of_form, name) for name in INFOS} | {"shakespeare": shakespeare_stand_in}
-
-
-def _to_bytes(images: Tensor) -> Tensor:
-    """From [0, 1] to uint8, clipped."""
-    return (255 * images).round().clamp(0, 255).to(torch.uint8)
+# Whatever the settings of the real one are.
+STAND_INS |= {name: lambda name=name, **settings: stand_in(name) for name in INFOS}
+STAND_INS["shakespeare"] = shakespeare_stand_in

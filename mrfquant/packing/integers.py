@@ -150,11 +150,8 @@ def _products(graph: Graph, name: str) -> list[Node]:
     transposes = [] if value is None else [node for node, _ in value.uses()]
     uses = [use for node in transposes for use in node.outputs[0].uses()]
     plain = all(node.op_type == "Transpose" for node in transposes)
-    return [node for node, _ in uses] if plain and all(_is_product(*use) for use in uses) else []
-
-
-def _is_product(node: Node, index: int) -> bool:
-    return node.op_type == "MatMul" and index == 1
+    plain = plain and all(node.op_type == "MatMul" and index == 1 for node, index in uses)
+    return [node for node, _ in uses] if plain else []
 
 
 def _append_codes(tape: Tape, name: str, codes: Codes) -> list[Value]:

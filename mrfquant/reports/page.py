@@ -24,15 +24,15 @@ def page(groups: Sequence[Group], by: Sequence[str] | None, notes: Sequence[str]
     """Return the page with `notes` below the results; what runs say is escaped, and no script but ours may run."""
     script = (HERE / "page.js").read_text(encoding="utf-8")
     count, data = sum(len(group.runs) for group in groups), page_data(groups)
+    thin = any(curve["thin"] for panel in data["panels"] for curve in panel["curves"])
+    grouped = f"{len(groups)} group{'' if len(groups) == 1 else 's'} by {', '.join(by or ['configuration'])}"
     return Template((HERE / "page.html").read_text(encoding="utf-8")).substitute(
         title=f"{count} run{'' if count == 1 else 's'} compared",
-        subtitle=escape(
-            f"{_counted(groups)} by {', '.join(by or ['configuration'])}; {datetime.now():%d %B %Y, %H:%M}"
-        ),
+        subtitle=escape(f"{grouped}; {datetime.now():%d %B %Y, %H:%M}"),
         css=(HERE / "page.css").read_text(encoding="utf-8") + _colours(),
         results=_results(groups, by),
         notes=_notes(groups, notes),
-        thin=" Thin lines are the relaxed networks, before rounding." if _any_thin(data) else "",
+        thin=" Thin lines are the relaxed networks, before rounding." if thin else "",
         legend=_legend(groups),
         settings=_settings(groups),
         runs=_runs(groups),
@@ -67,14 +67,6 @@ def _numbers(curve: Curve) -> dict[str, list[float]]:
     """The curve with six digits, which is more than can be seen."""
     rounded = {key: [float(f"{v:.6g}") for v in getattr(curve, key)] for key in ("mean", "low", "high")}
     return {"x": curve.iterations.astype(np.int64).tolist(), **rounded}
-
-
-def _any_thin(data: dict[str, Any]) -> bool:
-    return any(curve["thin"] for panel in data["panels"] for curve in panel["curves"])
-
-
-def _counted(groups: Sequence[Group]) -> str:
-    return f"{len(groups)} group{'' if len(groups) == 1 else 's'}"
 
 
 def _colours() -> str:

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -54,9 +54,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         file.write(text.encode())
 
 
-def write_json(path: str | os.PathLike[str], value: Any, default: Callable[[Any], Any] | None = None) -> None:
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write `value` as indented JSON to `path` atomically."""
-    write_text(path, json.dumps(value, indent=2, default=default) + "\n")
+    write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MOST_TEXT) -> bytes:

@@ -99,7 +99,10 @@ def launch(
             held.enter_context(folder.owned())
         if resumed and team.any(folder.summary() is not None, where):  # another process has ended it meanwhile
             return folder
-        console = _console(folder) if team.leads else Console(Path(os.devnull), open(os.devnull, "w"))  # noqa: SIM115
+        try:
+            console = Console(folder.log) if team.leads else Console(Path(os.devnull), open(os.devnull, "w"))  # noqa: SIM115
+        except OSError as error:
+            raise RunFailed(f"cannot write {folder.log}: {error.strerror}") from None
         held.callback(console.close)
         try:
             if team.leads:
@@ -135,13 +138,6 @@ def launch(
             raise
         except OSError as error:
             raise RunFailed(f"cannot write {error.filename or folder.path}: {error.strerror}") from None
-
-
-def _console(folder: RunFolder) -> Console:
-    try:
-        return Console(folder.log)
-    except OSError as error:
-        raise RunFailed(f"cannot write {folder.log}: {error.strerror}") from None
 
 
 def _train(
