@@ -46,12 +46,12 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """The type of long sums: MPS has no float64."""
+    """Return the type of long sums: MPS has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be taken on a device, or all that there are where the system does not tell."""
+    """Return the bytes that can still be taken on a device, or all that there are where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -71,7 +71,7 @@ def check_memory(needed: int, device: torch.device, what: str) -> None:
 
 
 def computes_bfloat16(device: torch.device) -> bool:
-    """Whether products in bfloat16 are faster than in float32 there, not many times slower as on most CPUs."""
+    """Return whether products in bfloat16 are faster than in float32 there, not many times slower as on most CPUs."""
     if device.type != "cpu":
         return True
     has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions do not tell
@@ -158,7 +158,7 @@ class Team:
                     tensor.div_(self.world_size)
 
     def total(self, tensor: Tensor) -> Tensor:
-        """The sum over the processes, in the place of `tensor`."""
+        """Return the sum over the processes, in the place of `tensor`."""
         if self.world_size > 1:
             self._reduce(tensor)
         return tensor
@@ -191,11 +191,11 @@ class Team:
         return part if parts is None else torch.cat([p[:size] for p, size in zip(parts, sizes, strict=True)])
 
     def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether the flag is set in one of the processes. Waits for the device."""
+        """Return whether the flag is set in one of the processes. Waits for the device."""
         return flag if self.world_size == 1 else bool(self.total(torch.tensor(float(flag), device=device)).item())
 
     def agree(self, value: T) -> T:
-        """The leader's text or number, in every process."""
+        """Return the leader's text or number, in every process."""
         values = [value]
         if self.world_size > 1:
             dist.broadcast_object_list(values)

@@ -37,7 +37,7 @@ class WithPrior(PMF):
 
 
 def measure_energies(options: Options) -> Iterator[tuple[str, Row]]:
-    """A step with each energy beside the first-order model as a ratio to one without."""
+    """Time a step with each energy beside the first-order model as a ratio to one without."""
     for name in options.models:
         for d, form in FORMS:
             how = (*NETWORKS[name], d, form)
@@ -89,7 +89,7 @@ def _steps(step: Callable[[], None]) -> None:
 
 
 def _forward_and_gathering(model: Any, images: Tensor) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """The network's forward, and the second moments of the inputs that its layers had in one."""
+    """Return the network's forward, and the second moments of the inputs that its layers had in one."""
     inputs: dict[Any, Tensor] = {}
     hooks = [
         layer.register_forward_hook(lambda layer, given, _: inputs.update({layer: given[0]}))

@@ -17,7 +17,7 @@ IMAGES = 10_000
 
 
 def measure_loader(options: Options) -> Iterator[tuple[str, Row]]:
-    """Milliseconds of a batch, and the DataLoader's (in the same process), and a float step on it, as ratios."""
+    """Time a batch; the DataLoader's, in the same process, and a float step on it are ratios."""
     for name, shape, size, augment in (("mnist", MNIST, 100, None), ("cifar10, augmented", CIFAR, 128, Augmentation())):
         images, labels = torch.randint(256, (IMAGES, *shape), dtype=torch.uint8), torch.randint(10, (IMAGES,))
         statistics = ([0.5] * shape[0], [0.25] * shape[0])

@@ -83,7 +83,7 @@ def measure_belief_propagation(options: Options) -> Row:
 
 
 def _pgmax(unary: Any, edges: Any, tables: Any) -> Callable[[], Any]:
-    """The same inference by PGMax, compiled."""
+    """Return the same inference by PGMax, compiled."""
     import jax
     from pgmax import fgraph, fgroup, infer, vgroup
 

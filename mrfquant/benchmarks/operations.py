@@ -44,12 +44,12 @@ class Operations(TorchDispatchMode):
 
 
 def _written(schema: Any, args: tuple, kwargs: dict) -> list[Tensor]:
-    """The tensors among the arguments that the operator writes to."""
+    """Return the tensors among the arguments that the operator writes to."""
     given = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | kwargs
     places = [given.get(a.name) for a in schema.arguments if a.alias_info and a.alias_info.is_write]
     return [t for t in tree_leaves(places) if isinstance(t, Tensor)]
 
 
 def _crosses(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Whether something came to the host from another device."""
+    """Return whether something came to the host from another device."""
     return any(t.device.type != "cpu" for t in inputs) and any(t.device == torch.device("cpu") for t in outputs)

@@ -99,7 +99,7 @@ class OneToken(nn.Module):
         return logits, *(tensor for pair in cache for tensor in pair)
 
     def past(self, tokens: int) -> tuple[Tensor, ...]:
-        """What is kept of so many random tokens."""
+        """Return what is kept of so many random tokens."""
         cache: list[tuple[Tensor, Tensor]] = []
         with torch.no_grad():
             self.gpt(torch.randint(65, (1, tokens)), cache)
@@ -107,7 +107,7 @@ class OneToken(nn.Module):
 
 
 def _with_statistics(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """The network in eval mode with batch norm's statistics of noise."""
+    """Return the network in eval mode with batch norm's statistics of noise."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             module.momentum = 1.0
@@ -120,7 +120,7 @@ def _with_statistics(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 def _files(
     model: nn.Module, levels: tuple[float, ...], batches: Sequence[tuple[Tensor, ...]], static: bool
 ) -> dict[str, bytes]:
-    """The network in float, by ONNX Runtime's own quantization, and ours with weights rounded to levels."""
+    """Return the network in float, by ONNX Runtime's own quantization, and ours with weights rounded to levels."""
     rounded, packed = copy.deepcopy(model), {}
     for name, p in rounded.named_parameters():
         if p.dim() > 1 and "token" not in name:
@@ -171,7 +171,7 @@ def _row(model: nn.Module, files: dict[str, bytes], inputs: tuple[Tensor, ...], 
 
 
 def _loaded(data: bytes) -> int:
-    """Bytes of the constants of a file once ONNX Runtime has folded and fused what it can."""
+    """Return the bytes of the constants of a file once ONNX Runtime has folded and fused what it can."""
     import onnx
     import onnxruntime
 

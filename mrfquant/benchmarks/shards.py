@@ -29,7 +29,7 @@ def measure_shards(options: Options) -> Iterator[tuple[str, Row]]:
 
 
 def together(size: int, form: Form, shard: bool) -> Row:
-    """The figures of so many processes of their own."""
+    """Return the figures of so many processes of their own."""
     context = get_context("spawn")
     results: Any = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +67,7 @@ def _work(rank: int, size: int, form: Form, shard: bool, store: str, results: An
 
 
 def _resident(kind: str) -> int:
-    """Bytes of memory of this process, VmRSS now or VmHWM at most; 0 where the system does not tell."""
+    """Return the bytes of memory of this process, VmRSS now or VmHWM at most; 0 where the system does not tell."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(kind))
@@ -76,7 +76,7 @@ def _resident(kind: str) -> int:
 
 
 def _sent() -> int:
-    """Bytes that processes of this machine have sent each other; 0 where the system does not tell."""
+    """Return the bytes that processes of this machine have sent each other; 0 where the system does not tell."""
     try:
         lines = Path("/proc/net/dev").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.strip().startswith("lo:"))

@@ -58,21 +58,21 @@ def _seconds(side: Callable[[], Any], calls: int, now: Callable[[], float]) -> f
 
 
 def ratio(times: list[float], reference: list[float]) -> dict[str, float]:
-    """How many times the reference's seconds: median and quartiles over the rounds."""
+    """Return how many times the reference's seconds: median and quartiles over the rounds."""
     ratios = [t / r for t, r in zip(times, reference, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     return {"ratio": middle, "low": low, "high": high, "rounds": len(ratios)}
 
 
 def ratios(times: dict[str, list[float]]) -> Row:
-    """A row: milliseconds of the first side, and the others as ratios to it."""
+    """Return a row: milliseconds of the first side, and the others as ratios to it."""
     reference, *others = times
     found: Row = {f"{reference}, ms": 1000 * statistics.median(times[reference])}
     return found | {name: ratio(times[name], times[reference]) for name in others}
 
 
 def peer(module: str, install: str) -> Any | None:
-    """The module of another library; where it is not installed, None, and a sentence that says what to do."""
+    """Return the module of another library; where it is not installed, None, and a sentence that says what to do."""
     try:
         return importlib.import_module(module)
     except ImportError:

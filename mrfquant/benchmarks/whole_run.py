@@ -42,12 +42,12 @@ class Turns(Collector):
         self._mark = self.now()
 
     def done(self) -> bool:
-        """Whether the time is over."""
+        """Return whether the time is over."""
         return len(self.times["bare loop"]) >= Options.LEAST and time.perf_counter() > self.end
 
 
 def measure_whole_run(options: Options) -> Iterator[tuple[str, Row]]:
-    """Milliseconds of a bare step of LeNet-300, and an iteration of the whole run as a ratio to it."""
+    """Time a bare step of LeNet-300, and an iteration of the whole run as a ratio to it."""
     random = torch.Generator().manual_seed(0)
     train, val, test = (
         Split(

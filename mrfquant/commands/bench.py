@@ -35,7 +35,7 @@ SUBJECTS = {
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "bench",
         """Time PMF's training step against plain PyTorch's, and the parts of mrfquant against peers. A noisy machine
@@ -82,7 +82,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 
 
 def cell(figure: float | dict[str, float]) -> str:
-    """A number, or a ratio with its quartiles."""
+    """Return the text of a number, or of a ratio with its quartiles."""
     if not isinstance(figure, dict):
         return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
     spread = f" ({figure['low']:.3g} .. {figure['high']:.3g})" if "low" in figure else ""
@@ -90,13 +90,13 @@ def cell(figure: float | dict[str, float]) -> str:
 
 
 def measured(subject: str, options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a subject, each as soon as it is known."""
+    """Return the rows of a subject, each as soon as it is known."""
     _, module, function = SUBJECTS[subject]
     return getattr(importlib.import_module(f"mrfquant.benchmarks.{module}"), function)(options)
 
 
 def processor() -> str:
-    """The name of the CPU, as far as it is known."""
+    """Return the name of the CPU, as far as it is known."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

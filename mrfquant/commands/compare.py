@@ -14,7 +14,7 @@ from mrfquant.storage.files import write_text
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "compare",
         """Compare runs: results averaged over seeds, settings that differ, training curves. A group is a line: its

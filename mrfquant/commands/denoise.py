@@ -49,7 +49,7 @@ class Picture:
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "denoise",
         """Clean a noisy picture, handwritten digits or a photograph, with many solvers and draw the results. A solver
@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def digits_picture() -> Tensor:
-    """The embedded digits side by side, grey values in [0, 1]: (rows, columns)."""
+    """Return the embedded digits side by side, grey values in [0, 1]: (rows, columns)."""
     import torch
     from torch.nn.functional import pad
 
@@ -137,7 +137,7 @@ def digits_picture() -> Tensor:
 
 
 def photograph() -> Tensor:
-    """The middle of matplotlib's portrait of Grace Hopper (U.S. Navy, public domain), grey values in [0, 1]."""
+    """Return the middle of matplotlib's portrait of Grace Hopper (U.S. Navy, public domain), grey values in [0, 1]."""
     import torch
     from matplotlib import image
     from matplotlib.cbook import get_sample_data
@@ -149,7 +149,7 @@ def photograph() -> Tensor:
 
 
 def make_picture(grey: Tensor, labels: int, noise: float, seed: int) -> Picture:
-    """A picture as `labels` grey values, and the same with Gaussian noise."""
+    """Return a picture as `labels` grey values, and the same with Gaussian noise."""
     import torch
 
     chosen = (grey * (labels - 1)).round().long()
@@ -160,7 +160,7 @@ def make_picture(grey: Tensor, labels: int, noise: float, seed: int) -> Picture:
 
 
 def make_field(picture: Picture, noise: float, smoothness: float) -> FactorGraph:
-    """The Potts model of a picture: a variable per pixel, row by row."""
+    """Return the Potts model of a picture: a variable per pixel, row by row."""
     import networkx as nx
 
     from mrfquant.mrf import potts
@@ -190,7 +190,7 @@ def draw(picture: Picture, results: dict[str, Result], truth: float, path: Path)
 
 
 def _wrong(result: Result, picture: Picture) -> float:
-    """Percentage of pixels with another label than the clean picture's."""
+    """Return the percentage of pixels with another label than the clean picture's."""
     return 100 * (result.labels.cpu() != picture.labels.flatten()).double().mean().item()
 
 

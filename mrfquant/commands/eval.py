@@ -9,7 +9,7 @@ from mrfquant.errors import BadInput
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "eval",
         "Test a packed network on its data set: how good, how fast, and what takes how many bytes.",

@@ -19,7 +19,7 @@ DEFAULT_SOLVER = {"mar": "belief_propagation", "pr": "belief_propagation", "map"
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "infer",
         """Infer marginals, the likeliest labelling or log Z of a Markov random field. A solver is a file of
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def solver_file(flag: str, name: str) -> str:
-    """The gin file of a solver: one of gin/mrf/ by its name there, or a file of the user's own."""
+    """Return the gin file of a solver: one of gin/mrf/ by its name there, or a file of the user's own."""
     from mrfquant.config.gin_files import CONFIGS
 
     known = sorted(file.stem for file in CONFIGS.glob("mrf/*.gin"))
@@ -101,14 +101,14 @@ def solver_file(flag: str, name: str) -> str:
 
 
 def time_limit(flag: str, seconds: float | None) -> list[str]:
-    """The setting that a time limit is."""
+    """Return the setting that a time limit is."""
     if seconds is not None and not 0 < seconds < math.inf:
         raise BadInput(f"{flag} {seconds}, expected a number above 0")
     return [] if seconds is None else [f"solve.seconds = {seconds}"]
 
 
 def on_device(graph: FactorGraph, device: Any) -> FactorGraph:
-    """The graph on a device, in float32 where that has no float64."""
+    """Return the graph on a device, in float32 where that has no float64."""
     import torch
 
     return graph.to(torch.float32 if device.type == "mps" else None, device)
@@ -165,7 +165,7 @@ def _print(name: str, result: Result, graph: FactorGraph) -> None:
 
 
 def read_reference(task: str, path: Path, graph: FactorGraph) -> Any:
-    """The result of a task in a file: rows of marginals, labels, or log Z; refused unless it fits the graph."""
+    """Return the result of a task in a file: rows of marginals, labels, or log Z; refused unless it fits the graph."""
     from mrfquant.mrf import uai
 
     read: dict[str, Callable[[Path], Any]] = {"mar": uai.read_mar, "map": uai.read_map, "pr": uai.read_pr}

@@ -32,7 +32,7 @@ class Row:
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "inspect",
         """Show shape, levels, label histogram, entropy and bytes of every parameter. Entropy is that of the labels
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def histogram(network: PackedNetwork) -> list[Row]:
-    """How often each label occurs, for every packed parameter."""
+    """Return how often each label occurs, for every packed parameter."""
     rows = []
     tied = network.tied()
     for name, p in ((name, p) for name, p in network.parameters.items() if name not in tied):
@@ -73,7 +73,7 @@ def histogram(network: PackedNetwork) -> list[Row]:
 
 
 def table(rows: list[Row], network: PackedNetwork) -> str:
-    """The figures as aligned text."""
+    """Return the figures as aligned text."""
     lines = [["parameter", "shape", "levels", "bits", "share of each label, %", "entropy", "bytes"]]
     for row in rows:
         p = row.parameter
@@ -99,7 +99,7 @@ def table(rows: list[Row], network: PackedNetwork) -> str:
 
 
 def _scale(p: PackedParameter) -> str:
-    """What multiplies the levels."""
+    """Return what multiplies the levels."""
     if p.scale is None:
         return ""
     return " x scale" if p.group_size is None else f" x scale of {p.group_size}"

@@ -9,7 +9,7 @@ from mrfquant.errors import BadInput
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "pack",
         """Write the best model of a run as one file in which a label takes bits, not a float. Weights that are not

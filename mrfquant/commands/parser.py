@@ -20,7 +20,7 @@ EXITS = "0 done, 1 failed, 2 bad input, 130 interrupted"
 
 
 def writable(name: str) -> Path:
-    """A path to write a result to, refused at once if that cannot work: a type for an argument."""
+    """Return the path to write a result to, an argument's type; refuse at once what cannot work."""
     path = Path(name)
     folder = next((f for f in path.absolute().parents if f.exists()), Path("/"))
     try:
@@ -124,7 +124,7 @@ def run_command(command: Callable[[argparse.Namespace], int], arguments: argpars
 
 
 def _in_a_terminal(error: Exception) -> str:
-    """A message, in which words of a file may occur that a terminal would obey."""
+    """Make a message printable, in which words of a file may occur that a terminal would obey."""
     return "\n".join(map(printable, str(error).split("\n")))
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "posterior",
         """Average networks sampled from the learned distribution over labels, that of the run's best model. Once

@@ -11,7 +11,7 @@ from mrfquant.storage.files import write_text
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "reproduce",
         """Run the cells of the paper's tables and set the results beside the paper's. What is done is kept:
@@ -52,7 +52,7 @@ def parser() -> Parser:
 
 
 def chosen(arguments: argparse.Namespace) -> list[Cell]:
-    """The cells of the table that the arguments ask for."""
+    """Return the cells of the table that the arguments ask for."""
     from mrfquant.config.gin_files import CONFIGS
 
     folder = CONFIGS / "medium" if arguments.scale == "medium" else CONFIGS

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "round",
         """Give the weights of a trained float network labels, layer by layer, by inference in the pairwise Markov
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _solver(experiment: Experiment) -> tuple[Rounded, Rounding]:
-    """What holds the labels and what assigns them, as `_bindings` asks for them."""
+    """Return what holds the labels and what assigns them, as `_bindings` asks for them."""
     from mrfquant.rounding import Rounded
 
     solver = experiment.inference
@@ -152,7 +152,7 @@ def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]
 
 
 def _bindings(arguments: argparse.Namespace) -> list[str]:
-    """The settings that the flags stand for; what is no weight of a layer stays free."""
+    """Return the settings that the flags stand for; what is no weight of a layer stays free."""
     return [
         "Experiment.inference = @Rounded",
         "Rounded.rounding = @Rounding()",
@@ -186,7 +186,7 @@ def _scales(group_size: int | None) -> list[str]:
 
 
 def _float_weights(run: Path) -> Mapping[str, Tensor]:
-    """The state dict of the best model of a finished float run."""
+    """Return the state dict of the best model of a finished float run."""
     from mrfquant.storage.run_folder import RunFolder
 
     folder = RunFolder.open(run)

@@ -8,7 +8,7 @@ from mrfquant.commands.parser import Parser, run_command
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "run",
         """Train and evaluate the network that a gin file describes. Ctrl-C or SIGTERM saves the run and says how to

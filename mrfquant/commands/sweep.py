@@ -26,7 +26,7 @@ REFUSED = ("IntegrityError", "ProgrammingError")  # what SQLAlchemy calls it whe
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "sweep",
         """Search the settings of a configuration with Optuna, chosen on validation; test figures play no role. Every
@@ -56,7 +56,7 @@ def parser() -> Parser:
 
 
 def sampler(seed: int) -> Any:
-    """What proposes the settings of a trial."""
+    """Return what proposes the settings of a trial."""
     import optuna
 
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -64,7 +64,7 @@ def sampler(seed: int) -> Any:
 
 
 def open_study(arguments: argparse.Namespace, metric: Metric) -> Any:
-    """The study in the storage, made if it is not there yet."""
+    """Return the study in the storage, made if it is not there yet."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -148,7 +148,7 @@ def run_trial(trial: Any, space: Sequence[Dimension], arguments: argparse.Namesp
 
 
 def _metric(arguments: argparse.Namespace) -> Metric:
-    """What the trials are judged by, from the configuration's objective."""
+    """Return what the trials are judged by, from the configuration's objective."""
     import mrfquant.training.experiment  # noqa: F401 - the names in the configuration
     from mrfquant.config.gin_internals import isolated_gin
     from mrfquant.objectives import CrossEntropy
@@ -190,7 +190,7 @@ def work(arguments: argparse.Namespace) -> int:
 
 
 def ended(study: Any) -> list[Any]:
-    """The trials that were trained to the end or pruned."""
+    """Return the trials that were trained to the end or pruned."""
     from optuna.trial import TrialState
 
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
@@ -253,7 +253,7 @@ def lead(arguments: argparse.Namespace) -> int:
 
 
 def describe(trial: Any, metric: Metric) -> str:
-    """A trial in a line: how good on validation, and its settings."""
+    """Return a trial in a line: how good on validation, and its settings."""
     values = list(trial.intermediate_values.values())
     best = (max if metric.higher else min)(values, default=0.0)
     figure = f"val {metric.text(trial.value)}" if trial.state.name == "COMPLETE" else f"pruned at {metric.text(best)}"

@@ -36,7 +36,7 @@ class Entry:
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "uai-table",
         """Run every solver on every UAI field of a folder and compare with the references. For every NAME.uai in
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _solve_with_all(
     model: Path, names: list[str], seconds: float, seed: int, refuse: Callable[[str, BadInput], None]
 ) -> tuple[dict[str, Entry], float]:
-    """What each solver found, without those that refuse the field; and the energy of the reference."""
+    """Return what each solver found, without those that refuse the field; and the energy of the reference."""
     import torch
 
     from mrfquant.benchmarks.toulbar2 import solve_by_toulbar2

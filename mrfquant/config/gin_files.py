@@ -80,12 +80,12 @@ class Config:
         gin.parse_config([binding])
 
     def text(self) -> str:
-        """The configuration as asked for, includes expanded: a gin file of its own."""
+        """Return the configuration as asked for, includes expanded: a gin file of its own."""
         with gin_internals.mappings_in_their_order():
             return gin.config_str()
 
     def operative(self) -> str:
-        """Every parameter that was used so far with its value, defaults too: a gin file of its own."""
+        """Return every parameter that was used so far with its value, defaults too: a gin file of its own."""
         with gin_internals.mappings_in_their_order():
             return gin.operative_config_str()
 
@@ -144,7 +144,7 @@ class Config:
 
 
 def _given(binding: str) -> str:
-    """A binding of the command line as its own place."""
+    """Return a binding of the command line as its own place."""
     short = binding if len(binding) <= 100 else binding[:97] + "..."
     return f"--set {short!r}"
 
@@ -166,7 +166,7 @@ def _binding(scope: str, selector: str, parameter: str) -> str:
 
 
 def as_bindings(settings: Mapping[str, Any]) -> list[str]:
-    """Settings given in Python, {"Experiment.model": LeNet300}, as gin writes them: parts by their names."""
+    """Return settings given in Python, {"Experiment.model": LeNet300}, as gin writes them: parts by their names."""
     return [f"{name} = {_as_gin(name, value)}" for name, value in settings.items()]
 
 
@@ -189,7 +189,7 @@ def _as_gin(name: str, value: Any) -> str:
 
 
 def named_part(name: str, kind: type) -> Any:
-    """The part of a kind that gin knows by a name."""
+    """Return the part of a kind that gin knows by a name."""
     try:
         found = gin.get_configurable(name)
     except ValueError:
@@ -203,7 +203,7 @@ def named_part(name: str, kind: type) -> Any:
 
 
 def nested_settings() -> dict[str, dict[str, Any]]:
-    """The operative settings as {"scope/Name": {parameter: value}}, values as gin writes them."""
+    """Return the operative settings as {"scope/Name": {parameter: value}}, values as gin writes them."""
     settings: dict[str, dict[str, Any]] = {}
     for (scope, selector), parameters in gin_internals.used().items():
         if parameters and selector != "gin.macro":
@@ -263,6 +263,6 @@ def _known_names() -> list[str]:
 
 
 def _short(path: Path) -> str:
-    """The path from the working folder where that is shorter."""
+    """Return the path from the working folder where that is shorter."""
     relative = os.path.relpath(path)
     return relative if len(relative) < len(str(path)) else str(path)

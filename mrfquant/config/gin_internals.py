@@ -44,17 +44,17 @@ def mappings_in_their_order() -> Iterator[None]:
 
 
 def bound() -> Bindings:
-    """What the configuration binds."""
+    """Return what the configuration binds."""
     return gin.config._CONFIG
 
 
 def used() -> Bindings:
-    """Every parameter that gin has passed so far, those left at their defaults too."""
+    """Return every parameter that gin has passed so far, those left at their defaults too."""
     return gin.config._OPERATIVE_CONFIG
 
 
 def search_folders() -> list[str]:
-    """Where gin looks for the files that are included, in order."""
+    """Return where gin looks for the files that are included, in order."""
     return list(gin.config._LOCATION_PREFIXES)
 
 
@@ -64,10 +64,10 @@ def set_search_folders(folders: Sequence[str]) -> None:
 
 
 def registered() -> list[str]:
-    """The full names of all parts, 'module.Name'."""
+    """Return the full names of all parts, 'module.Name'."""
     return [selector for selector, _ in gin.config._REGISTRY.items()]
 
 
 def registered_as(name: str) -> list[str]:
-    """The full names of the parts that a gin file may mean by `name`."""
+    """Return the full names of the parts that a gin file may mean by `name`."""
     return gin.config._REGISTRY.matching_selectors(name)

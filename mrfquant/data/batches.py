@@ -96,7 +96,7 @@ class Batches(ABC):
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
-    """What an epoch is drawn with, a function of the arguments alone."""
+    """Return what an epoch is drawn with, a function of the arguments alone."""
     # One 32-bit word: all that torch's CPU generator takes in.
     word = np.random.SeedSequence([seed, epoch]).generate_state(1)[0]
     return torch.Generator().manual_seed(int(word))

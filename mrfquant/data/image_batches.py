@@ -134,7 +134,7 @@ class ImageBatches(Batches):
 def _scale_and_shift(
     mean: Sequence[float], std: Sequence[float], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The two (c, 1, 1) tensors with which normalising is pixel * scale + shift."""
+    """Return the two (c, 1, 1) tensors with which normalising is pixel * scale + shift."""
     mean64, std64 = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (mean, std))
     return (1 / (255 * std64)).to(device, dtype), (-mean64 / std64).to(device, dtype)
 

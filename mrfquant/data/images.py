@@ -45,7 +45,7 @@ class DatasetInfo:
     augment: Augmentation | None
 
     def dataset(self, train: Split, val: Split, test: Split, stand_in: bool = False) -> Images:
-        """The data set of these facts with the given splits."""
+        """Return the data set of these facts with the given splits."""
         return Images(self.name, train, val, test, self.mean, self.std, self.classes, self.augment, stand_in)
 
 

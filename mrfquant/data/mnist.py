@@ -38,7 +38,7 @@ def mnist(root: Path) -> Images:
 
 
 def _present(root: Path, name: str) -> Path | None:
-    """The file as it lies under the root, plain or compressed."""
+    """Return the file as it lies under the root, plain or compressed."""
     plain = root / FOLDER / name
     return next((path for path in (plain, plain.with_name(name + ".gz")) if path.exists()), None)
 

@@ -22,7 +22,7 @@ REPAIR = "delete it so that it is downloaded again, or put the right file there"
 
 
 def data_root(given: str | Path | None = None) -> Path:
-    """The folder of the data sets: `given`, else the variable MRFQUANT_DATA, else ~/.cache/mrfquant/data."""
+    """Return the folder of the data sets: `given`, else the variable MRFQUANT_DATA, else ~/.cache/mrfquant/data."""
     return Path(given or os.environ.get("MRFQUANT_DATA") or "~/.cache/mrfquant/data").expanduser()
 
 

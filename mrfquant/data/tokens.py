@@ -97,7 +97,7 @@ class WindowBatches(Batches):
         self._tokens, self._context = tokens, context
 
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
-        """The windows in random order, and where the first of them starts."""
+        """Return the windows in random order, and where the first of them starts."""
         room = min(self._context, len(self._tokens) - size * self._context)
         first = torch.randint(room, (1,), generator=generator).expand(size)
         return torch.stack([torch.randperm(size, generator=generator), first]).to(self._tokens.device)
@@ -127,7 +127,7 @@ def characters(
 
 
 def octets(name: str, data: bytes, context: int = 128) -> Tokens:
-    """The data set of a file's bytes, in the parts of `characters`; any file will do, and any text fits."""
+    """Return the data set of a file's bytes, in the parts of `characters`; any file will do, and any text fits."""
     tokens = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return _parts(name, tokens, tuple(bytes([b]).decode("latin-1") for b in range(256)), context)
 

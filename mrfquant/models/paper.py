@@ -15,12 +15,12 @@ from mrfquant.models.registry import network
 
 
 def scaled(channels: int, width: float) -> int:
-    """The number of channels at a width multiplier, at least one."""
+    """Return the number of channels at a width multiplier, at least one."""
     return max(1, round(channels * width))
 
 
 def normed(layer: nn.Linear | nn.Conv2d) -> list[nn.Module]:
-    """The layer, its batch norm and ReLU."""
+    """Return the layer, its batch norm and ReLU."""
     if isinstance(layer, nn.Linear):
         return [layer, nn.BatchNorm1d(layer.out_features, affine=False), nn.ReLU()]
     return [layer, nn.BatchNorm2d(layer.out_channels, affine=False), nn.ReLU()]
@@ -115,7 +115,7 @@ RESNET_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 
 
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
-    """A convolution without bias and its batch norm."""
+    """Return a convolution without bias and its batch norm."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False), nn.BatchNorm2d(outputs, affine=False)
     )

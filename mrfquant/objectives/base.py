@@ -12,7 +12,7 @@ from mrfquant.metric import Metric
 
 
 def outputs_of(forward: Callable[..., Any], inputs: Any) -> Any:
-    """What a network makes of a batch's inputs: one argument, or a tuple or dict of them."""
+    """Return what a network makes of a batch's inputs: one argument, or a tuple or dict of them."""
     if isinstance(inputs, Mapping):
         return forward(**inputs)
     return forward(*inputs) if isinstance(inputs, tuple) else forward(inputs)
@@ -53,7 +53,7 @@ class Objective(ABC):
         """The network as the run starts it, before it is labelled."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs of it."""
+        """Return what a resumed run needs of it."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - likewise

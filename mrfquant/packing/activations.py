@@ -60,7 +60,7 @@ def in_eight_bits(
 
 
 def _integer_weights(graph: Graph, packed: Mapping[str, PackedParameter]) -> dict[str, IntegerWeight]:
-    """Weights that an integer kernel can take: those of layers alone, and exact in int8."""
+    """Return the weights that an integer kernel can take: those of layers alone, and exact in int8."""
     found = {}
     for name, parameter in packed.items():
         value = graph.initializers.get(name)
@@ -72,7 +72,7 @@ def _integer_weights(graph: Graph, packed: Mapping[str, PackedParameter]) -> dic
 
 
 def _is_layer(node: Node, index: int) -> bool:
-    """Whether a node multiplies by its input `index`, whose first dimension is that of the outputs."""
+    """Return whether a node multiplies by its input `index`, whose first dimension is that of the outputs."""
     transposed = node.op_type != "Gemm" or node.attributes.get_int("transB", 0) == 1
     return node.op_type in LAYERS and index == 1 and transposed
 
@@ -152,7 +152,7 @@ def _left_float(proto: ModelProto, weights: Mapping[str, IntegerWeight]) -> Iter
 
 
 def calibration_reader(batches: Sequence[Mapping[str, np.ndarray]]) -> Any:
-    """The batches as ONNX Runtime's quantization asks for them."""
+    """Return the batches as ONNX Runtime's quantization asks for them."""
     from onnxruntime.quantization import CalibrationDataReader
 
     class Reader(CalibrationDataReader):

@@ -58,11 +58,11 @@ class PackedNetwork:
         return printable(", ".join([self.name, *(f"{key} {value}" for key, value in self.origin.items())]))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The network's state with its weights as float32."""
+        """Return the network's state with its weights as float32."""
         return {name: p.values() for name, p in self.parameters.items()} | self.floats
 
     def tied(self) -> dict[str, str]:
-        """The names of what another name has already, and that name: a file holds it once."""
+        """Return the names of what another name has already, and that name: a file holds it once."""
         first: dict[Any, str] = {}
         held: dict[str, Any] = {name: id(p) for name, p in self.parameters.items()}
         held |= {name: (t.data_ptr(), t.shape, t.dtype) for name, t in self.floats.items() if t.numel()}
@@ -222,7 +222,7 @@ def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
 
 
 def _short(number: float) -> float:
-    """The same number in fewer characters, if it is whole."""
+    """Return the same number in fewer characters, if it is whole."""
     return int(number) if number.is_integer() else number
 
 

@@ -74,7 +74,7 @@ class IntegerWeight:
             self.scale = np.where(sign == 0, 1, np.abs(self.scale)).astype(np.float32)
 
     def packed(self) -> PackedParameter:
-        """The integers as a parameter on levels."""
+        """Return the integers as a parameter on levels."""
         encoding: Encoding = "base3" if self.encoding == "base3" and len(self.levels) == 3 else "bits"
         return PackedParameter.of(torch.from_numpy(self.integers).float(), tuple(map(float, self.levels)), encoding)
 
@@ -145,7 +145,7 @@ def multiply_by_few_bits(model: Model, packed: Mapping[str, PackedParameter]) ->
 
 
 def _products(graph: Graph, name: str) -> list[Node]:
-    """The nodes x Wᵀ, where a weight W has no other use."""
+    """Return the nodes x Wᵀ, where a weight W has no other use."""
     value = graph.initializers.get(name)
     transposes = [] if value is None else [node for node, _ in value.uses()]
     uses = [use for node in transposes for use in node.outputs[0].uses()]

@@ -32,7 +32,7 @@ def load(
     activations: Literal["float", "int8"] = "float",
     calibration: Sequence[Any] | None = None,
 ) -> nn.Module:
-    """The network of a packed file, in eval mode; what the file says is its `packed_network`.
+    """Return the network of a packed file, in eval mode; what the file says is its `packed_network`.
 
     Args:
         path: of the file.
@@ -60,7 +60,7 @@ def load(
 def _in_runtime(
     model: nn.Module, network: PackedNetwork, path: str | os.PathLike[str], calibration: Sequence[Any] | None
 ) -> nn.Module:
-    """The network with 8-bit activations in ONNX Runtime."""
+    """Return the network with 8-bit activations in ONNX Runtime."""
     from mrfquant.packing.onnx_export import to_onnx
     from mrfquant.packing.origin import arguments_of, dataset_of, training_batches
     from mrfquant.packing.runtime import RuntimeNetwork
@@ -169,7 +169,7 @@ def _packed(weights: Tensor, precision: torch.dtype, label: Mapping[str, Any], e
 
 
 def _storable(name: str, tensor: Tensor) -> Tensor:
-    """A tensor as files have it: float32, or int64."""
+    """Return a tensor as files have it: float32, or int64."""
     if tensor.dtype in (torch.float16, torch.bfloat16):
         return tensor.float().contiguous()  # exact
     if tensor.dtype not in FLOATS:
@@ -193,7 +193,7 @@ def _compact(parts: list[Tensor], group_size: int | None) -> tuple[list[Tensor],
 
 
 def _build(network: PackedNetwork, path: str | os.PathLike[str]) -> nn.Module:
-    """The network that the file names, without memory for its parameters yet."""
+    """Return the network that the file names, without memory for its parameters yet."""
     import_installed_plugins()
     if network.name not in NETWORKS:
         raise BadInput(

@@ -98,7 +98,7 @@ def to_onnx(
     dynamic_shapes: Any = None,
     metadata: Mapping[str, str] | None = None,
 ) -> Exported:
-    """The network in evaluation mode as an ONNX file with packed weights.
+    """Return the network in evaluation mode as an ONNX file with packed weights.
 
     Args:
         model: the network, left as it is.
@@ -224,7 +224,7 @@ def _fix_shapes(graph: Graph) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the innermost error."""
+    """Return the first line of the innermost error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().partition("\n")[0][:200]
@@ -261,7 +261,7 @@ def _pack(graph: Graph, packed: Mapping[str, PackedParameter]) -> None:
 
 
 def _present(graph: Graph, packed: Mapping[str, PackedParameter]) -> dict[str, PackedParameter]:
-    """The packed parameters, without second names of the same weights; refuses what differs from the graph's."""
+    """Return the packed parameters, without second names of the same weights; refuses what differs from the graph's."""
     found = {id(parameter) for name, parameter in packed.items() if name in graph.initializers}
     present = {}
     for name, parameter in packed.items():

@@ -43,14 +43,14 @@ def objective_of(network: PackedNetwork, path: str | os.PathLike[str]) -> Object
 
 
 def training_batches(dataset: Dataset) -> list[tuple[tuple[Tensor, ...], dict[str, Tensor]]]:
-    """Some inputs to train on, as arguments of a network."""
+    """Return some inputs to train on, as arguments of a network."""
     size = min(BATCH, dataset.size("train"))
     stream = dataset.stream(size, seed=0)
     return [arguments_of(next(stream)[0]) for _ in range(-(-CALIBRATION // size))]
 
 
 def arguments_of(inputs: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """A batch's inputs, one or a tuple or a dict, as positional and keyword arguments."""
+    """Return a batch's inputs, one or a tuple or a dict, as positional and keyword arguments."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (inputs if isinstance(inputs, tuple) else (inputs,)), {}

@@ -87,15 +87,15 @@ class PackedParameter:
         return self.data.numel() + sum(4 * of.numel() for of in (self.scale, self.zero) if of is not None)
 
     def stored(self, compressed: bool) -> Tensor:
-        """The labels as files have them: the bytes, or these deflated."""
+        """Return the labels as files have them: the bytes, or these deflated."""
         return deflated(self.data) if compressed else self.data
 
     def labels(self) -> Tensor:
-        """The label of every weight, in the parameter's shape."""
+        """Return the label of every weight, in the parameter's shape."""
         return unpack(self.data, self.numel, len(self.levels), self.encoding).view(self.shape)
 
     def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The weights, to the bit as they were."""
+        """Return the weights, to the bit as they were."""
         q = torch.tensor(self.levels, dtype=dtype, device="cpu")
         scales, zeros = (_spread(of, self.shape, self.group_size) for of in (self.scale, self.zero))
         return _affine(q[self.labels().int()], scales, zeros).view(self.shape)
@@ -113,7 +113,7 @@ def _affine(level: Tensor, scale: Tensor | None, zero: Tensor | None) -> Tensor:
 
 
 def _spread(scale: Tensor | None, shape: tuple[int, ...], group_size: int | None) -> Tensor | None:
-    """A scale or zero point in a shape that broadcasts with the parameter."""
+    """Return a scale or zero point in a shape that broadcasts with the parameter."""
     if scale is None:
         return None
     if group_size is None:

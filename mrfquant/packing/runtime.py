@@ -35,7 +35,7 @@ class RuntimeNetwork(nn.Module):
         self.names = [value.name for value in self.session.get_inputs()]
 
     def forward(self, *inputs: Tensor, **keywords: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Inputs in the file's order, or by their names in the file; a tensor, or as many as the network has."""
+        """Take inputs in the file's order or by name; return a tensor, or as many as the network has."""
         given = dict(zip(self.names, inputs, strict=False)) | keywords
         outputs = self.session.run(None, {name: _array(tensor) for name, tensor in given.items()})
         found = tuple(torch.from_numpy(np.asarray(output)) for output in outputs)

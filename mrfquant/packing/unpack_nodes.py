@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def initializer(name: str, array: np.ndarray) -> Value:
-    """A constant, to be registered in a graph."""
+    """Return a constant, to be registered in a graph."""
     import onnx_ir
 
     tensor = onnx_ir.tensor(array, name=name)
@@ -76,7 +76,7 @@ def _spread(
 
 
 def _digits(d: int, encoding: str) -> tuple[int, int, int]:
-    """The radix of the digits of a byte, how many it has, and how many make a label."""
+    """Return the radix of the digits of a byte, how many it has, and how many make a label."""
     if encoding == "base3":
         return 3, TRITS, 1
     b = label_bits(d)

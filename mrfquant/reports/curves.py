@@ -28,7 +28,7 @@ Dash = tuple[tuple[float, ...], float]  # lengths of strokes and gaps, and how f
 
 
 def style(number: int) -> tuple[int, tuple[float, ...]]:
-    """The colour's number and the dash of a group."""
+    """Return the colour's number and the dash of a group."""
     return number % len(LIGHT), DASHES[number // len(LIGHT) % len(DASHES)]
 
 

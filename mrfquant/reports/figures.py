@@ -69,7 +69,7 @@ def write_figures(groups: Sequence[Group], folder: Path) -> list[Path]:
 
 
 def draw(panel: Panel, curves: Sequence[tuple[int, bool, Curve]], labels: Sequence[str]) -> Figure:
-    """The figure of one panel."""
+    """Return the figure of one panel."""
     figure = Figure(figsize=(5.6, 3.4))
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -134,7 +134,7 @@ def _to_accuracy(height: np.ndarray) -> np.ndarray:
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
-    """The limits with a margin, on the error scale."""
+    """Return the limits with a margin, on the error scale."""
     bottom, top = _from_accuracy(np.array([low, high]))
     margin = 0.05 * max(top - bottom, 0.1)
     return tuple(_to_accuracy(np.array([bottom - margin, top + margin])))

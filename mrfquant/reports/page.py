@@ -49,7 +49,7 @@ def embedded(value: Any) -> str:
 
 
 def page_data(groups: Sequence[Group]) -> dict[str, Any]:
-    """What page.js draws: the groups, and the panels with their curves."""
+    """Return what page.js draws: the groups, and the panels with their curves."""
     panels = []
     for panel in panels_of(groups):
         curves = panel_curves(panel, groups)
@@ -64,7 +64,7 @@ def page_data(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _numbers(curve: Curve) -> dict[str, list[float]]:
-    """The curve with six digits, which is more than can be seen."""
+    """Return the curve with six digits, which is more than can be seen."""
     rounded = {key: [float(f"{v:.6g}") for v in getattr(curve, key)] for key in ("mean", "low", "high")}
     return {"x": curve.iterations.astype(np.int64).tolist(), **rounded}
 
@@ -123,7 +123,7 @@ def _cell(cell: str) -> str:
 
 
 def _table(kind: str, head: str, body: Sequence[str], name: str) -> str:
-    """A table that scrolls inside its own box, by keyboard, too."""
+    """Return a table that scrolls inside its own box, by keyboard, too."""
     head = f"<thead><tr>{head}</tr></thead>\n" if head else ""
     rows = "\n".join(body)
     table = f'<table class="{kind}">\n{head}<tbody>\n{rows}\n</tbody>\n</table>'

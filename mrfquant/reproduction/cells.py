@@ -56,7 +56,7 @@ class Campaign:
         self._lock, self._stopping = threading.Lock(), False
 
     def folder(self, cell: Cell, seed: int) -> Path:
-        """Where the run of a cell with a seed lives; settings beyond the configuration are part of the name."""
+        """Return where the run of a cell with a seed lives; settings beyond the configuration are part of the name."""
         extra = "".join("-" + s.partition(".")[2].replace(" = ", "") for s in cell.settings)
         return self.out / (f"{self.scale}-smoke" if self.smoke else self.scale) / f"{cell.config}{extra}-seed{seed}"
 
@@ -72,7 +72,7 @@ class Campaign:
         return found
 
     def missing(self) -> list[tuple[Cell, int]]:
-        """The runs that are not done yet: cells with a seed."""
+        """Return the runs that are not done yet: cells with a seed."""
         return [(c, s) for s in range(self.seeds) for c in self.cells if self._accuracy(c, s) is None]
 
     def run(self) -> Iterator[Outcome]:

@@ -72,12 +72,12 @@ def read_bytes(path: str | os.PathLike[str], most: int = MOST_TEXT) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], errors: str = "strict") -> str:
-    """The text of an ordinary file, UTF-8, with the bounds of `read_bytes`."""
+    """Return the text of an ordinary file, UTF-8, with the bounds of `read_bytes`."""
     return read_bytes(path).decode(errors=errors)
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What processes that were killed while they wrote have left in a folder."""
+    """Return what processes that were killed while they wrote have left in a folder."""
     return [path for path in folder.glob(".*.tmp") if LEFTOVER.fullmatch(path.name)]
 
 

@@ -22,7 +22,7 @@ def evaluate(
     forward: Callable[..., Tensor] | None = None,
     team: Team | None = None,
 ) -> dict[str, float]:
-    """The objective's figures on a split, in evaluation mode, without augmentation.
+    """Return the objective's figures on a split, in evaluation mode, without augmentation.
 
     Args:
         model: the network, put back into the mode it was in.

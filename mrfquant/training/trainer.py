@@ -229,7 +229,7 @@ class Trainer:
         self._mark = (time.perf_counter(), self.iteration)
 
     def _finite_losses(self) -> list[float]:
-        """The losses since the last record, on the host; the run ends here if one of them is not a number."""
+        """Return the losses since the last record, on the host; the run ends here if one of them is not a number."""
         stacked = torch.stack(self._losses) if self._losses else torch.zeros(0)
         self.team.average([stacked])
         losses: list[float] = stacked.tolist()
@@ -283,7 +283,7 @@ class Trainer:
         return {"best_iteration": self.best["iteration"], f"best_{chosen}": self.best[chosen], **figures}
 
     def _validation(self, share: int, others: bool = True) -> list[dict[str, float]]:
-        """The figures on one batch in `share` of the validation split, and on all."""
+        """Return the figures on one batch in `share` of the validation split, and on all."""
         with self.autocast:
             sums = sums_of(self.model, self.dataset, "val", self.objective, self.forward, self.team, share, others)
         return [self.objective.figures(s) for s in sums]
