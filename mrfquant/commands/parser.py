@@ -91,11 +91,13 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM came: a polite kill stops a command as Ctrl-C does."""
 
 
-def entry_point(
-    parser: Callable[[], Parser], run: Callable[[argparse.Namespace], int]
-) -> Callable[[list[str] | None], int]:
+def entry_point(parser: Callable[[], Parser], run: Callable[[argparse.Namespace], int]) -> Callable[..., int]:
     """Return the `main` of a command: parse the words given, or those of the command line, and run it."""
-    return lambda argv=None: run_command(run, parser().parse_args(argv))
+
+    def main(argv: list[str] | None = None) -> int:
+        return run_command(run, parser().parse_args(argv))
+
+    return main
 
 
 def run_command(command: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:

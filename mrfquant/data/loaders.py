@@ -104,11 +104,11 @@ class LoaderStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
-        keeps_position = "loader" in state and hasattr(self.loader, "load_state_dict")
-        if keeps_position:
-            self.loader.load_state_dict(state["loader"])
+        restore = getattr(self.loader, "load_state_dict", None) if "loader" in state else None
+        if restore is not None:
+            restore(state["loader"])
         self._batches = self._begin()
-        for _ in range(0 if keeps_position else self.batch):
+        for _ in range(self.batch if restore is None else 0):
             next(self._batches)
 
     def _begin(self) -> Iterator[Any]:

@@ -67,9 +67,11 @@ def export_onnx(
         dynamic_shapes: see `to_onnx`.
     """
     packed = packed_network(model) if packed is None else packed
-    if examples is None and dataset is None:
-        dataset = dataset_of(packed, path)
-    batches = [arguments_of(batch) for batch in examples] if examples is not None else training_batches(dataset)
+    if examples is None:
+        dataset = dataset_of(packed, path) if dataset is None else dataset
+        batches = training_batches(dataset)
+    else:
+        batches = [arguments_of(batch) for batch in examples]
     if not batches:
         raise BadInput("no examples of inputs to write ONNX with: give a batch at least")
     (inputs, keywords), calibration = batches[0], batches if activations == "int8" else None

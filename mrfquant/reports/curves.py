@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mrfquant.reports.groups import Group
 from mrfquant.reports.runs import Run
-
-if TYPE_CHECKING:
-    from mrfquant.reports.curves import Curve
-
 
 # Okabe and Ito (2008), told apart with every kind of colour vision; orange and sky blue are darkened to a contrast of
 # 3 to white, and yellow, which is too faint for a line, is left out.
