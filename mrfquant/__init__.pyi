@@ -119,7 +119,8 @@ from .rounding import (
     round_network as round_network,
 )
 from .pruning import prune as prune
-from .packing import load as load, pack_model as pack_model
+from .packing import PackedNetwork as PackedNetwork, load as load, pack as pack, pack_model as pack_model
+from .packing.onnx_export import export_onnx as export_onnx
 
 # explicit fields and their solvers
 from .mrf import (

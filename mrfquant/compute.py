@@ -8,8 +8,6 @@ A step averages one vector of m gradients, whatever the number of labels, and ev
 each process takes that of its part, if they share the variables out (`Experiment.shard`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -48,12 +46,12 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """The type of long sums: MPS has no float64."""
+    """Return the type of long sums: MPS has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be taken on a device, or all that there are where the system does not tell."""
+    """Return the bytes that can still be taken on a device, or all that there are where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -73,7 +71,7 @@ def check_memory(needed: int, device: torch.device, what: str) -> None:
 
 
 def computes_bfloat16(device: torch.device) -> bool:
-    """Whether products in bfloat16 are faster than in float32 there, not many times slower as on most CPUs."""
+    """Return whether products in bfloat16 are faster than in float32 there, not many times slower as on most CPUs."""
     if device.type != "cpu":
         return True
     has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions do not tell
@@ -81,10 +79,7 @@ def computes_bfloat16(device: torch.device) -> bool:
 
 
 def carry_channels_last(model: nn.Module) -> None:
-    """Let the images between convolutions lie channels last in memory, which is 1.2 times as fast on CPUs.
-
-    Weights stay as they are, and with them labellings, checkpoints and scales: convolutions follow their inputs.
-    """
+    """Let images between convolutions lie channels last, 1.2 times as fast on CPUs; weights stay as they are."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.register_forward_hook(_channels_last_images)
@@ -103,9 +98,7 @@ def _channels_last_images(module: nn.Module, inputs: Any, images: Tensor) -> Ten
 
 @contextmanager
 def bounded_network() -> Iterator[None]:
-    """Within the block, a network that takes more memory than is free is refused: while it is built, before the memory
-    of a parameter is touched. Each parameter counts three times: as it is built, in the labelling, and its gradient.
-    """
+    """Refuse a network that takes more memory than is free while it is built in the block."""
     seen = 0
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -129,13 +122,7 @@ def bounded_network() -> Iterator[None]:
 
 
 def background(function: Callable[..., int], *arguments: Any, log: Path, jobs: int) -> BaseProcess:
-    """Call a function in a process of its own, which Ctrl-C does not reach; it ends with the status that it returns.
-
-    Args:
-        function: found again by its module and name.
-        log: what it prints is added there.
-        jobs: how many share the threads that this process would use.
-    """
+    """Call a function, found by its name, in a process that Ctrl-C does not reach; `jobs` share this one's threads."""
     threads = max(1, torch.get_num_threads() // jobs)
     process = get_context("spawn").Process(target=_work, args=(function, arguments, log, threads))
     process.start()
@@ -171,7 +158,7 @@ class Team:
                     tensor.div_(self.world_size)
 
     def total(self, tensor: Tensor) -> Tensor:
-        """The sum over the processes, in the place of `tensor`."""
+        """Return the sum over the processes, in the place of `tensor`."""
         if self.world_size > 1:
             self._reduce(tensor)
         return tensor
@@ -182,11 +169,7 @@ class Team:
             dist.broadcast(tensor, 0)
 
     def scatter_mean(self, whole: Tensor, own: Tensor) -> None:
-        """Replace `own`, this process's part of a vector, by the mean over the processes; the rest is left undefined.
-
-        Args:
-            whole: (n,), the parts of all processes, of one length, in their order. own: a view of it.
-        """
+        """Replace `own`, this process's part of `whole` (n,), by the mean over processes; the rest is undefined."""
         if dist.get_backend() == "gloo":  # whose own operation moves what an all-reduce does
             parts = torch.empty_like(whole)
             dist.all_to_all_single(parts, whole)
@@ -208,11 +191,11 @@ class Team:
         return part if parts is None else torch.cat([p[:size] for p, size in zip(parts, sizes, strict=True)])
 
     def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether the flag is set in one of the processes. Waits for the device."""
+        """Return whether the flag is set in one of the processes. Waits for the device."""
         return flag if self.world_size == 1 else bool(self.total(torch.tensor(float(flag), device=device)).item())
 
     def agree(self, value: T) -> T:
-        """The leader's text or number, in every process."""
+        """Return the leader's text or number, in every process."""
         values = [value]
         if self.world_size > 1:
             dist.broadcast_object_list(values)
@@ -223,7 +206,7 @@ class Team:
 
 
 def _operation(name: str, former: str) -> Callable[..., Any]:
-    """Of torch.distributed, by its name or by that of older versions."""
+    """Return an operation of torch.distributed by its name, or by that of older versions."""
     return getattr(dist, name, None) or getattr(dist, former)
 
 
@@ -265,8 +248,7 @@ def join_team(device: torch.device) -> tuple[Team, torch.device]:
 
 @contextmanager
 def _ending_at_once() -> Iterator[None]:
-    """Within the block SIGTERM ends the process: there is nothing to save while it waits for its peers, and torchrun
-    would wait half a minute for it when it starts them all again."""
+    """Let SIGTERM end the process within the block: nothing is to be saved yet, and torchrun would wait for it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -278,11 +260,7 @@ def _ending_at_once() -> Iterator[None]:
 
 
 def exit_process(status: int) -> None:
-    """End this process, if it belongs to a team, when nothing is left to do.
-
-    Threads of the group can let go of the last operation's tensors only while there is an interpreter: they would abort
-    a process that takes it down now and then, after all its work is done.
-    """
+    """End a process of a team at once: threads of its group would sometimes abort an interpreter that shuts down."""
     if dist.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()

@@ -26,15 +26,15 @@ class Metric:
     digits: int = 4
 
     def better(self, value: float, than: float | None) -> bool:
-        """Whether a value beats another, or there is none yet."""
+        """Return whether a value beats another, or there is none yet."""
         return than is None or (value > than if self.higher else value < than)
 
     def number(self, value: float) -> str:
-        """The value without its unit."""
+        """Return the value without its unit."""
         return f"{value:,.{self.digits}f}"
 
     def text(self, value: float) -> str:
-        """The value for people: '98.10 %'."""
+        """Return the value for people: '98.10 %'."""
         return f"{self.number(value)} {self.unit}".rstrip()
 
     def line(self, figures: Mapping[str, float], *others: Metric) -> str:
@@ -48,7 +48,7 @@ class Metric:
         return f"{self.title} {self.unit}".rstrip()
 
     def as_fields(self) -> dict[str, Any]:
-        """As summaries keep it."""
+        """Return it as summaries keep it."""
         return asdict(self)
 
     @classmethod

@@ -1,7 +1,5 @@
 """Text for people: tables, durations, and output that nobody reads any more."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -10,7 +8,7 @@ from typing import TextIO
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
-    """Rows of cells as text in columns; those numbered in `right` are aligned to the right."""
+    """Return rows of cells as text in columns; those numbered in `right` are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [">" if i in right else "<" for i in range(len(widths))]
     lines = ("  ".join(f"{cell:{side}{w}}" for cell, side, w in zip(row, sides, widths, strict=True)) for row in rows)
@@ -18,7 +16,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells, the heads first, as a Markdown table."""
+    """Return rows of cells, the heads first, as a Markdown table."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "| " + " | ".join(["---"] * len(rows[0])) + " |", *lines[1:]])
 
@@ -36,12 +34,12 @@ def duration(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without characters that a terminal would obey or an encoder refuse."""
+    """Return the text without characters that a terminal would obey or an encoder refuse."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def redacted(text: str) -> str:
-    """The text without the passwords of the URLs in it."""
+    """Return the text without the passwords of the URLs in it."""
     text = re.sub(r"(://[^\s:/@]*):[^\s]*@", r"\1:***@", text)
     return re.sub(r"(?i)([?&]\w*(?:password|passwd|secret|token)\w*=)[^&\s]+", r"\1***", text)
 

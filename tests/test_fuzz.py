@@ -85,7 +85,7 @@ def read_everything(folder):
 def read_packed(path):
     """A packed file whose metadata are the lines of a text, with the right checksum; as far as a network."""
     lines = path.read_bytes().decode("utf-8", "replace").split("\n")
-    metadata = dict(zip(("network", "images", "blocks", "origin"), lines, strict=False)) | {"format": "mrfquant 1"}
+    metadata = dict(zip(("network", "input_info", "blocks", "origin"), lines, strict=False)) | {"format": "mrfquant 1"}
     tensors = {"a": torch.zeros(1, dtype=torch.uint8), "b": torch.ones(2)}
     metadata["sha256"] = _checksum(metadata, tensors)
     save_file(tensors, path.with_suffix(".safetensors"), metadata)

@@ -100,10 +100,9 @@ def foreign(tmp_path, monkeypatch):
 
 
 def test_commands_that_read_a_run_execute_nothing_of_it_unless_allowed(foreign, tmp_path, capsys):
-    packed = str(tmp_path / "model.safetensors")
+    assert inspect_labels.main([str(foreign)]) == 0  # the checkpoint says all that it takes
+    assert pack.main([str(foreign), "-o", str(tmp_path / "model.safetensors")]) == 0
     commands = [
-        (inspect_labels.main, [str(foreign)]),
-        (pack.main, [str(foreign), "-o", packed]),
         (posterior.main, [str(foreign)]),
         (rounding.main, ["--run", str(foreign)]),
     ]
@@ -111,7 +110,7 @@ def test_commands_that_read_a_run_execute_nothing_of_it_unless_allowed(foreign, 
         assert main(words) == 2
         assert "if you trust it, allow it with --import evil_parts" in capsys.readouterr().err
     assert not (tmp_path / "executed").exists()
-    assert inspect_labels.main([str(foreign), "--import", "evil_parts"]) == 0
+    assert posterior.main([str(foreign), "--samples", "1", "--import", "evil_parts"]) == 0
     assert (tmp_path / "executed").exists()
 
 
@@ -141,7 +140,7 @@ def test_escapes_of_a_packed_file_do_not_reach_the_terminal(tmp_path, capsys):
     network.write(file)
     assert inspect_labels.main([str(file)]) == 0
     assert "\x1b" not in capsys.readouterr().out
-    network.images = {"mean": [1.0], "std": [], "classes": []}
+    network.input_info = {"mean": [1.0], "std": [], "classes": []}
     network.parameters = {"\x1b[31m": packed().parameters["w"]}
     network.write(file)
     assert inspect_labels.main([str(file)]) == 2

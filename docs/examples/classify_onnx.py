@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 
 session = onnxruntime.InferenceSession(sys.argv[1])
-about = json.loads(session.get_modelmeta().custom_metadata_map["images"])
+about = json.loads(session.get_modelmeta().custom_metadata_map["input_info"])
 with open(sys.argv[2], "rb") as file:
     _, columns, rows, most, pixels = file.read().split(maxsplit=4)
 image = np.frombuffer(pixels, np.uint8).reshape(int(rows), int(columns), -1).transpose(2, 0, 1) / float(most)

@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 import mrfquant as mq
-from mrfquant.commands.pack import pack_run
 from mrfquant.packing import packed_network
 
 TOKENS, TEMPERATURE = 200, 0.5
@@ -52,7 +51,7 @@ def packed_file(source: Path | None, folder: Path) -> Path:
     if source is not None and source.is_file():
         return source
     run = source or mq.launch(TERNARY, out=folder / "run", wandb="disabled").path
-    pack_run(run).write(folder / "gpt.safetensors")
+    mq.pack(run).write(folder / "gpt.safetensors")
     return folder / "gpt.safetensors"
 
 
@@ -62,7 +61,7 @@ with tempfile.TemporaryDirectory() as folder:
     size = path.stat().st_size
     model = mq.load(path)
 network = packed_network(model)
-characters = network.images["classes"]
+characters = network.input_info["classes"]
 packed = network.parameters.values()
 weights, levels = sum(p.numel for p in packed), max(len(p.levels) for p in packed)
 print(f"{weights:,} weights on {levels} levels, a file of {size / 1e3:.1f} kB")

@@ -1,22 +1,23 @@
-"""What energies cost: a step of PMF with priors or cliques against one with the first-order model alone."""
+"""What energies cost: a step of PMF with priors, cliques or curvature against one with the first-order model alone."""
 
-from __future__ import annotations
-
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from mrfquant.benchmarks.networks import LEVELS, NETWORKS, PMF
 from mrfquant.benchmarks.timing import Options, Row, in_turns, ratios
-from mrfquant.energies import CodeLength, Energy, FirstOrderTaylor, LabelPrior, SumOf
+from mrfquant.energies import CodeLength, Energy, FirstOrderTaylor, LabelPrior, PairwiseEnergy, SumOf
+from mrfquant.families import Form
 from mrfquant.inference import ProximalMeanField
+from mrfquant.inference.entropies import TreeEntropy
 from mrfquant.labelling import Labelling
-from mrfquant.labelling.block import Form
+from mrfquant.pairwise.curvature import curved_layers, second_moments
 
 FORMS: tuple[tuple[int, Form], ...] = ((2, "line"), (3, "line"), (3, "planes"), (4, "line"))
-PRIORS: dict[str, Callable[[], Energy]] = {
-    "costs of labels": lambda: LabelPrior({1: -1.0}),
-    "code length": CodeLength,
-}
+PRIORS: dict[str, Callable[[], Energy]] = {"costs of labels": lambda: LabelPrior({1: -1.0}), "code length": CodeLength}
 
 
 class WithPrior(PMF):
@@ -33,10 +34,70 @@ class WithPrior(PMF):
 
 
 def measure_energies(options: Options) -> Iterator[tuple[str, Row]]:
-    """A step with each energy beside the first-order model as a ratio to one without."""
+    """Time a step with each energy beside the first-order model as a ratio to one without."""
     for name in options.models:
         for d, form in FORMS:
             how = (*NETWORKS[name], d, form)
             sides: dict[str, PMF] = {"first order": PMF(*how)}
             sides |= {called: WithPrior(energy(), *how) for called, energy in PRIORS.items()}
             yield f"{name}, d={d}{', planes' * (form == 'planes')}", ratios(in_turns(sides, options))
+
+
+IMAGES = 250
+INTERVAL = 100  # steps from one gathering to the next, and in a turn
+
+
+class PairwisePMF(PMF):
+    """PMF's step with the pairwise energy."""
+
+    def prepare(self, adam: Callable[..., Any]) -> None:
+        energy = PairwiseEnergy(interval=INTERVAL)
+        self.solver = ProximalMeanField(Labelling(self.model, LEVELS[self.d]), adam, energy=energy)
+
+
+class TreePMF(PMF):
+    """The same with the entropy of a tree."""
+
+    def prepare(self, adam: Callable[..., Any]) -> None:
+        labelling, energy = Labelling(self.model, LEVELS[self.d]), PairwiseEnergy(interval=INTERVAL)
+        self.solver = ProximalMeanField(labelling, adam, energy=energy, entropy=TreeEntropy())
+
+
+def measure_curvature(options: Options) -> Iterator[tuple[str, Row]]:
+    """Time second moments against the forward, and 100 steps with both energies, on networks that take no minutes."""
+    for name in options.models:
+        build, shape = NETWORKS[name]
+        if name == "resnet18":
+            name, build = "resnet18, width 1/4", functools.partial(build, 0.25)
+        elif not name.startswith("lenet"):
+            continue
+        forward, gather = _forward_and_gathering(build(), torch.randn(IMAGES, *shape[1:]))
+        yield f"{name}, statistics", ratios(in_turns({"forward": forward, "second moments": gather}, options))
+        if name.startswith("lenet"):
+            kinds = {"first order": PMF, "pairwise": PairwisePMF, "tree entropy": TreePMF}
+            steps = {kind: functools.partial(_steps, of(build, shape, 2)) for kind, of in kinds.items()}
+            yield f"{name}, 100 steps", ratios(in_turns(steps, options))
+
+
+def _steps(step: Callable[[], None]) -> None:
+    for _ in range(INTERVAL):
+        step()
+
+
+def _forward_and_gathering(model: Any, images: Tensor) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return the network's forward, and the second moments of the inputs that its layers had in one."""
+    inputs: dict[Any, Tensor] = {}
+    hooks = [
+        layer.register_forward_hook(lambda layer, given, _: inputs.update({layer: given[0]}))
+        for layer in curved_layers(model).values()
+    ]
+    forward, gather = torch.no_grad()(functools.partial(model.eval(), images)), torch.no_grad()(lambda: _gather(inputs))
+    forward()
+    for hook in hooks:
+        hook.remove()
+    return forward, gather
+
+
+def _gather(inputs: dict[Any, Tensor]) -> None:
+    for layer, given in inputs.items():
+        second_moments(layer, given, sample_pixels=True)

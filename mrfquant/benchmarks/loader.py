@@ -1,7 +1,5 @@
 """Batches cut from tensors on the device against torch's DataLoader, which handles images one by one."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +17,7 @@ IMAGES = 10_000
 
 
 def measure_loader(options: Options) -> Iterator[tuple[str, Row]]:
-    """Milliseconds of a batch, and the DataLoader's (in the same process), and a float step on it, as ratios."""
+    """Time a batch; the DataLoader's, in the same process, and a float step on it are ratios."""
     for name, shape, size, augment in (("mnist", MNIST, 100, None), ("cifar10, augmented", CIFAR, 128, Augmentation())):
         images, labels = torch.randint(256, (IMAGES, *shape), dtype=torch.uint8), torch.randint(10, (IMAGES,))
         statistics = ([0.5] * shape[0], [0.25] * shape[0])
@@ -38,11 +36,7 @@ class OneByOne(Dataset):
     """The same images, cropped, mirrored and normalised the usual way."""
 
     def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        statistics: tuple[list[float], list[float]],
-        augment: Augmentation | None,
+        self, images: Tensor, labels: Tensor, statistics: tuple[list[float], list[float]], augment: Augmentation | None
     ) -> None:
         self.images, self.labels, self.statistics, self.augment = images, labels, statistics, augment
 

@@ -1,7 +1,5 @@
 """Solvers on explicit fields: against the memory traffic that no method avoids, and against other libraries."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -85,7 +83,7 @@ def measure_belief_propagation(options: Options) -> Row:
 
 
 def _pgmax(unary: Any, edges: Any, tables: Any) -> Callable[[], Any]:
-    """The same inference by PGMax, compiled."""
+    """Return the same inference by PGMax, compiled."""
     import jax
     from pgmax import fgraph, fgroup, infer, vgroup
 

@@ -1,7 +1,5 @@
 """Counting what a piece of code asks of torch: operator calls, new memory, traffic, and waits for the device."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
@@ -15,13 +13,7 @@ SYNCS = ("_local_scalar_dense", "item", "nonzero", "equal", "is_nonzero")
 
 
 class Operations(TorchDispatchMode):
-    """Within the block, what torch's operators do; the kernels of `mrfquant.kernels.dispatch` are not operators.
-
-    Attributes:
-        calls: how often each operator ran, views left out, which touch no memory.
-        allocated: bytes of the tensors that they made. moved: bytes that they read and wrote.
-        syncs: how often the host had to wait for a value.
-    """
+    """Count, within the block, what torch's operators do, views left out; `mrfquant.kernels` are no operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,12 +44,12 @@ class Operations(TorchDispatchMode):
 
 
 def _written(schema: Any, args: tuple, kwargs: dict) -> list[Tensor]:
-    """The tensors among the arguments that the operator writes to."""
+    """Return the tensors among the arguments that the operator writes to."""
     given = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | kwargs
     places = [given.get(a.name) for a in schema.arguments if a.alias_info and a.alias_info.is_write]
     return [t for t in tree_leaves(places) if isinstance(t, Tensor)]
 
 
 def _crosses(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Whether something came to the host from another device."""
+    """Return whether something came to the host from another device."""
     return any(t.device.type != "cpu" for t in inputs) and any(t.device == torch.device("cpu") for t in outputs)

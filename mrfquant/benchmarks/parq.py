@@ -1,7 +1,5 @@
 """torchao's PARQ in our trainer: the same network, batches, loss and learning rates, another library's quantization."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 
@@ -39,7 +37,7 @@ class PARQ:
         self.lr, self.start, self.end = lr, round(start * iterations), round(end * iterations)
 
     def __call__(self, parameters: list[Any]) -> torch.optim.Optimizer:
-        """The optimizer of tensors or of groups of them."""
+        """Return the optimizer of tensors or of groups of them."""
         try:
             parq = importlib.import_module("torchao.prototype.parq")
         except ImportError:

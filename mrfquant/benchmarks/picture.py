@@ -1,7 +1,5 @@
 """The figures of the benchmark as one picture."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +7,10 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from mrfquant.reports.figures import STYLE
-from mrfquant.reports.palette import LIGHT
-from mrfquant.storage.files import atomic
+from mrfquant.reports.curves import LIGHT
+from mrfquant.reports.figures import STYLE, png
 
 ROWS = 8  # a panel has room for at least
 Found = Mapping[str, Mapping[str, Any]]  # row -> column -> a number or a ratio
@@ -23,13 +18,15 @@ Found = Mapping[str, Mapping[str, Any]]  # row -> column -> a number or a ratio
 
 def write_picture(path: Path, found: Mapping[str, Found]) -> None:
     """A panel for each title that has ratios, and one for nanoseconds over the number of parameters."""
-    panels = {title: r for title, rows in found.items() if (r := _ratios(rows))}
+    panels = {}
+    for title, rows in found.items():
+        cells = [(row, column, f) for row, figures in rows.items() for column, f in figures.items()]
+        if ratios := [cell for cell in cells if isinstance(cell[2], dict)]:
+            panels[title] = ratios
     lines = {name: points for rows in found.values() for name, points in _sizes(rows).items()}
     count = len(panels) + bool(lines)
-    with rc_context(STYLE), atomic(path) as file:
-        columns = min(2, max(1, count))
-        figure = Figure(figsize=(5.6 * columns, 2.9 * math.ceil(count / columns) + 0.2), layout="constrained")
-        FigureCanvasAgg(figure)
+    columns = min(2, max(1, count))
+    with rc_context(STYLE), png(path, 5.6 * columns, 2.9 * math.ceil(count / columns) + 0.2, dpi=130) as figure:
         places = iter(figure.subplots(math.ceil(count / columns), columns, squeeze=False).flat)
         for title, ratios in panels.items():
             _draw_ratios(next(places), title, ratios)
@@ -37,11 +34,6 @@ def write_picture(path: Path, found: Mapping[str, Found]) -> None:
             _draw_sizes(next(places), lines)
         for axes in places:
             axes.set_visible(False)
-        figure.savefig(file, format="png", dpi=130)
-
-
-def _ratios(rows: Found) -> list[tuple[str, str, Mapping[str, float]]]:
-    return [(row, column, f) for row, figures in rows.items() for column, f in figures.items() if isinstance(f, dict)]
 
 
 def _sizes(rows: Found) -> dict[str, list[tuple[float, float]]]:

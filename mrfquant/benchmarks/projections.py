@@ -1,7 +1,5 @@
 """Projections onto the simplex with their products, forward and backward, against autograd through other libraries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,10 +14,7 @@ LABELS = (2, 4, 16)
 
 
 def measure_projections(options: Options) -> Iterator[tuple[str, Row]]:
-    """Milliseconds of a map and its product for all variables, and autograd's through others as ratios to it.
-
-    Softmax is timed as training uses it, together with the expected weights that follow it.
-    """
+    """Time a map, with expected weights for softmax, and its product; autograd's through others as ratios to it."""
     entmax = peer("entmax", "entmax") if options.peers else None
     for d in LABELS:
         aux, q, g = torch.randn(d, VARIABLES), torch.linspace(-1, 1, d), torch.randn(VARIABLES)

@@ -1,7 +1,5 @@
 """Rounding solvers: a layer's energy against the seconds that it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
@@ -15,8 +13,7 @@ INPUTS, RANK, BITS, DAMPING = 4096, 8, 2, 0.01
 
 
 def measure_rounding(options: Options) -> Iterator[tuple[str, Row]]:
-    """Every solver on two layers of two bits, some of them with several budgets: seconds, and energy and time against
-    gptq's. Inputs are correlated, positive as after an activation, and of different size."""
+    """Time every solver on two layers of two bits with correlated, positive inputs, against gptq."""
     for n, rows in SIZES:
         problem = _layer(n, rows)
         first: tuple[float, float] | None = None

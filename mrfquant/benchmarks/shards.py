@@ -1,7 +1,5 @@
 """What every one of several processes keeps and sends when they share the variables out, and when they do not."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator
@@ -22,10 +20,7 @@ LEVELS = 4
 
 
 def measure_shards(options: Options) -> Iterator[tuple[str, Row]]:
-    """Bytes a parameter that a process keeps, has at its peak, and sends at a step; the largest of the processes.
-
-    What is sent is what the system counts between the processes of this machine, so others count, too.
-    """
+    """Bytes a parameter that a process keeps, has at its peak and sends at a step; the largest of the processes."""
     for form, of in FORMS.items():
         for size in PROCESSES:
             for shard in (False, True) if size > 1 else (False,):
@@ -34,7 +29,7 @@ def measure_shards(options: Options) -> Iterator[tuple[str, Row]]:
 
 
 def together(size: int, form: Form, shard: bool) -> Row:
-    """The figures of so many processes of their own."""
+    """Return the figures of so many processes of their own."""
     context = get_context("spawn")
     results: Any = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +67,7 @@ def _work(rank: int, size: int, form: Form, shard: bool, store: str, results: An
 
 
 def _resident(kind: str) -> int:
-    """Bytes of memory of this process, VmRSS now or VmHWM at most; 0 where the system does not tell."""
+    """Return the bytes of memory of this process, VmRSS now or VmHWM at most; 0 where the system does not tell."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(kind))
@@ -81,7 +76,7 @@ def _resident(kind: str) -> int:
 
 
 def _sent() -> int:
-    """Bytes that processes of this machine have sent each other; 0 where the system does not tell."""
+    """Return the bytes that processes of this machine have sent each other; 0 where the system does not tell."""
     try:
         lines = Path("/proc/net/dev").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.strip().startswith("lo:"))

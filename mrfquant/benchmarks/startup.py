@@ -1,7 +1,5 @@
 """How long a command takes to answer, against importing torch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +15,7 @@ COMMANDS = {
 
 
 def measure_startup(options: Options) -> Iterator[tuple[str, Row]]:
-    """Milliseconds of a Python that imports torch, and the others as ratios to it."""
+    """Time a Python that imports torch, and the others as ratios to it."""
 
     def process(arguments: list[str]) -> Callable[[], object]:
         return lambda: subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)

@@ -1,7 +1,5 @@
 """Timing things in turns: a noisy machine slows both sides of a ratio alike."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import statistics
@@ -16,14 +14,9 @@ Row = dict[str, Any]  # column -> a number, or a ratio with its quartiles
 
 @dataclass(frozen=True)
 class Options:
-    """How long to measure, and what.
+    """How long a comparison may take, of which networks, with other libraries or not, and by which clock.
 
-    Attributes:
-        seconds: that a comparison may take; a round of it that takes longer is still done three times.
-        models: names of the networks.
-        peers: whether to compare with other libraries, too.
-        clock: 'wall', or 'cpu' for the seconds that the process itself has used, over all threads: with one thread they
-            are the same on a quiet machine, and on a busy one they leave out the time that went to others.
+    The clock 'cpu' counts the seconds of this process alone, which on a busy machine leaves out the time of others.
     """
 
     seconds: float = 10.0
@@ -41,10 +34,7 @@ class Options:
 
 
 def in_turns(sides: Mapping[str, Callable[[], Any]], options: Options) -> dict[str, list[float]]:
-    """Seconds per call of every side in every round: the sides take turns, after a round to warm up.
-
-    Turns are short, so that neighbours in time meet the same machine, and many, so that quartiles mean something.
-    """
+    """Return seconds per call of every side in every round: short turns, so that neighbours meet the same machine."""
     calls = {}
     for name, side in sides.items():  # the first call may compile something: if it is short, look again
         first = _seconds(side, 1, options.now)
@@ -68,21 +58,21 @@ def _seconds(side: Callable[[], Any], calls: int, now: Callable[[], float]) -> f
 
 
 def ratio(times: list[float], reference: list[float]) -> dict[str, float]:
-    """How many times the reference's seconds: median and quartiles over the rounds."""
+    """Return how many times the reference's seconds: median and quartiles over the rounds."""
     ratios = [t / r for t, r in zip(times, reference, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     return {"ratio": middle, "low": low, "high": high, "rounds": len(ratios)}
 
 
 def ratios(times: dict[str, list[float]]) -> Row:
-    """A row: milliseconds of the first side, and the others as ratios to it."""
+    """Return a row: milliseconds of the first side, and the others as ratios to it."""
     reference, *others = times
     found: Row = {f"{reference}, ms": 1000 * statistics.median(times[reference])}
     return found | {name: ratio(times[name], times[reference]) for name in others}
 
 
 def peer(module: str, install: str) -> Any | None:
-    """The module of another library; where it is not installed, None, and a sentence that says what to do."""
+    """Return the module of another library; where it is not installed, None, and a sentence that says what to do."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -1,7 +1,5 @@
 """toulbar2, a solver of cost function networks, on a field: what the least energies found here are compared with."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 import time
@@ -18,13 +16,7 @@ DIGITS = 6  # of costs, after the point
 
 
 def solve_by_toulbar2(graph: FactorGraph, evidence: Mapping[int, int], seconds: float) -> Result:
-    """The best labelling that toulbar2 finds with its defaults; bound and marginals are left out.
-
-    Args:
-        graph: the field.
-        evidence: labels of observed variables.
-        seconds: at most; whole ones.
-    """
+    """Return the best labelling that toulbar2 finds in so many whole seconds; bound and marginals are left out."""
     try:
         from pytoulbar2 import CFN
     except ImportError:

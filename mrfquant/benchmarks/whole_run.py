@@ -1,7 +1,5 @@
 """A whole run, with batches, evaluations, checkpoints and records, against its bare steps on one batch."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -44,12 +42,12 @@ class Turns(Collector):
         self._mark = self.now()
 
     def done(self) -> bool:
-        """Whether the time is over."""
+        """Return whether the time is over."""
         return len(self.times["bare loop"]) >= Options.LEAST and time.perf_counter() > self.end
 
 
 def measure_whole_run(options: Options) -> Iterator[tuple[str, Row]]:
-    """Milliseconds of a bare step of LeNet-300, and an iteration of the whole run as a ratio to it."""
+    """Time a bare step of LeNet-300, and an iteration of the whole run as a ratio to it."""
     random = torch.Generator().manual_seed(0)
     train, val, test = (
         Split(
@@ -68,13 +66,7 @@ def measure_whole_run(options: Options) -> Iterator[tuple[str, Row]]:
         inference = (ProximalMeanField if isinstance(bare, PMF) else Reference)(labelling, adam)
         turns = Turns(bare, options)
         with tempfile.TemporaryDirectory() as folder:
-            trainer = Trainer(
-                model,
-                dataset,
-                inference,
-                iterations=10**9,
-                eval_interval=INTERVAL,
-            )
+            trainer = Trainer(model, dataset, inference, iterations=10**9, eval_interval=INTERVAL)
             collectors = [JsonLines(Path(folder) / "metrics.jsonl"), turns]
             try:
                 trainer.run(Checkpoints(Path(folder)), collectors, turns.done)

@@ -1,7 +1,5 @@
 """mrfquant bench: what training and inference cost, as ratios of things timed in turns in one process."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import itertools
@@ -11,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 from mrfquant.storage.files import write_json
@@ -26,7 +24,7 @@ SUBJECTS = {
     "startup": ("Until a command answers, against importing torch", "startup", "measure_startup"),
     "projections": ("Projection and product, others against mrfquant", "projections", "measure_projections"),
     "energies": ("Steps with priors against first order alone", "energies", "measure_energies"),
-    "curvature": ("Second moments against forward, pairwise against first order", "curvature", "measure_curvature"),
+    "curvature": ("Second moments against forward, pairwise against first order", "energies", "measure_curvature"),
     "round": ("Rounding a layer: energy against seconds", "rounding", "measure_rounding"),
     "loader": ("A batch, others against mrfquant", "loader", "measure_loader"),
     "mrf": ("Solvers on a random graph and on a grid of 4 labels", "mrf", "measure_fields"),
@@ -37,7 +35,7 @@ SUBJECTS = {
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "bench",
         """Time PMF's training step against plain PyTorch's, and the parts of mrfquant against peers. A noisy machine
@@ -84,7 +82,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 
 
 def cell(figure: float | dict[str, float]) -> str:
-    """A number, or a ratio with its quartiles."""
+    """Return the text of a number, or of a ratio with its quartiles."""
     if not isinstance(figure, dict):
         return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
     spread = f" ({figure['low']:.3g} .. {figure['high']:.3g})" if "low" in figure else ""
@@ -92,13 +90,13 @@ def cell(figure: float | dict[str, float]) -> str:
 
 
 def measured(subject: str, options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a subject, each as soon as it is known."""
+    """Return the rows of a subject, each as soon as it is known."""
     _, module, function = SUBJECTS[subject]
     return getattr(importlib.import_module(f"mrfquant.benchmarks.{module}"), function)(options)
 
 
 def processor() -> str:
-    """The name of the CPU, as far as it is known."""
+    """Return the name of the CPU, as far as it is known."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -146,6 +144,4 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

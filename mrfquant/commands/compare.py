@@ -1,7 +1,5 @@
 """mrfquant compare: runs side by side, seeds averaged, with the settings in which they differ."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys
@@ -9,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mrfquant.commands.parser import Parser, run_command, writable
+from mrfquant.commands.parser import Parser, entry_point, writable
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 from mrfquant.storage.files import write_text
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "compare",
         """Compare runs: results averaged over seeds, settings that differ, training curves. A group is a line: its
@@ -87,6 +85,4 @@ def writing(path: Path, write: Callable[[Path], Any]) -> None:
     print(f"wrote {path}", file=sys.stderr)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 
@@ -49,7 +49,7 @@ class Picture:
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "denoise",
         """Clean a noisy picture, handwritten digits or a photograph, with many solvers and draw the results. A solver
@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def digits_picture() -> Tensor:
-    """The embedded digits side by side, grey values in [0, 1]: (rows, columns)."""
+    """Return the embedded digits side by side, grey values in [0, 1]: (rows, columns)."""
     import torch
     from torch.nn.functional import pad
 
@@ -137,7 +137,7 @@ def digits_picture() -> Tensor:
 
 
 def photograph() -> Tensor:
-    """The middle of matplotlib's portrait of Grace Hopper (U.S. Navy, public domain), grey values in [0, 1]."""
+    """Return the middle of matplotlib's portrait of Grace Hopper (U.S. Navy, public domain), grey values in [0, 1]."""
     import torch
     from matplotlib import image
     from matplotlib.cbook import get_sample_data
@@ -149,7 +149,7 @@ def photograph() -> Tensor:
 
 
 def make_picture(grey: Tensor, labels: int, noise: float, seed: int) -> Picture:
-    """A picture as `labels` grey values, and the same with Gaussian noise."""
+    """Return a picture as `labels` grey values, and the same with Gaussian noise."""
     import torch
 
     chosen = (grey * (labels - 1)).round().long()
@@ -160,7 +160,7 @@ def make_picture(grey: Tensor, labels: int, noise: float, seed: int) -> Picture:
 
 
 def make_field(picture: Picture, noise: float, smoothness: float) -> FactorGraph:
-    """The Potts model of a picture: a variable per pixel, row by row."""
+    """Return the Potts model of a picture: a variable per pixel, row by row."""
     import networkx as nx
 
     from mrfquant.mrf import potts
@@ -172,10 +172,7 @@ def make_field(picture: Picture, noise: float, smoothness: float) -> FactorGraph
 
 def draw(picture: Picture, results: dict[str, Result], truth: float, path: Path) -> None:
     """The clean and the noisy picture and every solver's, with energy, errors and time."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from mrfquant.storage.files import atomic
+    from mrfquant.reports.figures import png
 
     panels = [(f"clean\nenergy {truth:.1f}", picture.greys[picture.labels]), ("noisy input\n", picture.noisy)]
     for name, result in results.items():
@@ -184,22 +181,17 @@ def draw(picture: Picture, results: dict[str, Result], truth: float, path: Path)
         panels.append((text, picture.greys[result.labels.cpu().view(picture.labels.shape)]))
     columns = min(5, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(3.2 * columns, 2.65 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    for i, (title, image) in enumerate(panels):
-        axes = figure.add_subplot(rows, columns, i + 1)
-        axes.imshow(image.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        axes.set_title(title, fontsize=9)
-        axes.set_axis_off()
-    with atomic(path) as file:
-        figure.savefig(file, format="png", dpi=120)
+    with png(path, 3.2 * columns, 2.65 * rows) as figure:
+        for i, (title, image) in enumerate(panels):
+            axes = figure.add_subplot(rows, columns, i + 1)
+            axes.imshow(image.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axes.set_title(title, fontsize=9)
+            axes.set_axis_off()
 
 
 def _wrong(result: Result, picture: Picture) -> float:
-    """Percentage of pixels with another label than the clean picture's."""
+    """Return the percentage of pixels with another label than the clean picture's."""
     return 100 * (result.labels.cpu() != picture.labels.flatten()).double().mean().item()
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

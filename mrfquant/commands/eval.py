@@ -1,17 +1,15 @@
 """mrfquant eval: how good, how small and how fast a packed network is."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point
 from mrfquant.errors import BadInput
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "eval",
         "Test a packed network on its data set: how good, how fast, and what takes how many bytes.",
@@ -34,12 +32,12 @@ def parser() -> Parser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, predict the test split, print."""
-    from mrfquant.commands.pack import account, objective_of
     from mrfquant.compute import choose_device
     from mrfquant.config.plugins import import_plugin
     from mrfquant.packing import load, packed_network
     from mrfquant.packing.layers import pack_layers
-    from mrfquant.packing.origin import dataset_of
+    from mrfquant.packing.origin import dataset_of, objective_of
+    from mrfquant.packing.runs import size_report
     from mrfquant.storage.files import write_json
     from mrfquant.training.evaluation import predict
 
@@ -66,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     chosen_by, *others = objective.scores
     print(chosen_by.line(figures, *others))
     print(f"speed        {len(targets) / seconds:,.0f} {dataset.unit}/s on {device.type}")
-    for line in account(network, arguments.file.stat().st_size):
+    for line in size_report(network, arguments.file.stat().st_size):
         print(line)
     if arguments.json:
         figures |= {"bytes": arguments.file.stat().st_size, f"{dataset.unit}_per_second": len(targets) / seconds}
@@ -74,6 +72,4 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrfquant.commands.parser import Parser, run_command, writable
+from mrfquant.commands.parser import Parser, entry_point, writable
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 
@@ -19,7 +19,7 @@ DEFAULT_SOLVER = {"mar": "belief_propagation", "pr": "belief_propagation", "map"
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "infer",
         """Infer marginals, the likeliest labelling or log Z of a Markov random field. A solver is a file of
@@ -50,7 +50,6 @@ def parser() -> Parser:
     p.share("--seed", help="seed of the first start (default: 0)")
     p.share("--device")
     p.add_argument("--out", metavar="FILE", type=writable, help="write the result there, in UAI's format of the task")
-    p.add_argument("--trace", metavar="FILE", type=writable, help="write a row per iteration of the run there, as CSV")
     p.share("--png", help="draw the least energy so far and the bound over time there")
     p.add_argument("--reference", metavar="FILE", type=Path, help="a result to compare with")
     return p
@@ -73,14 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
     settings = [*time_limit("--seconds", arguments.seconds), *arguments.set]
     config = Config(file, settings, arguments.imports)
     with config.locate_errors():
+        _build_all_parts(arguments.seed)
+        config.check_all_used()
         graph_there = on_device(graph, choose_device(arguments.device))
-        result = _solve(graph_there, evidence, arguments.seed, config, bool(arguments.trace or arguments.png))
+        result = _solve(graph_there, evidence, arguments.seed, bool(arguments.png))
     _print(Path(name).stem, result, graph)
     if reference is not None:
         print(f"reference    {_compare(arguments.task, result, reference, graph)}")
-    if arguments.trace:
-        _write_trace(arguments.trace, result)
-        print(f"trace        {arguments.trace}")
     if arguments.png:
         _draw(arguments.png, result)
         print(f"picture      {arguments.png}")
@@ -91,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def solver_file(flag: str, name: str) -> str:
-    """The gin file of a solver: one of gin/mrf/ by its name there, or a file of the user's own."""
+    """Return the gin file of a solver: one of gin/mrf/ by its name there, or a file of the user's own."""
     from mrfquant.config.gin_files import CONFIGS
 
     known = sorted(file.stem for file in CONFIGS.glob("mrf/*.gin"))
@@ -103,40 +101,40 @@ def solver_file(flag: str, name: str) -> str:
 
 
 def time_limit(flag: str, seconds: float | None) -> list[str]:
-    """The setting that a time limit is."""
+    """Return the setting that a time limit is."""
     if seconds is not None and not 0 < seconds < math.inf:
         raise BadInput(f"{flag} {seconds}, expected a number above 0")
     return [] if seconds is None else [f"solve.seconds = {seconds}"]
 
 
 def on_device(graph: FactorGraph, device: Any) -> FactorGraph:
-    """The graph on a device, in float32 where that has no float64."""
+    """Return the graph on a device, in float32 where that has no float64."""
     import torch
 
     return graph.to(torch.float32 if device.type == "mps" else None, device)
 
 
-def _solve(graph: FactorGraph, evidence: dict[int, int], seed: int, config: Any, trace: bool) -> Result:
+def _build_all_parts(seed: int) -> None:
+    """Build the solver and all its parts on a field without a choice, so that bad and unused settings are known."""
+    from mrfquant.config.settings import configured
+    from mrfquant.mrf import FactorGraph, solve
+
+    configured(solve, graph=FactorGraph([1]), seed=seed)
+
+
+def _solve(graph: FactorGraph, evidence: dict[int, int], seed: int, trace: bool) -> Result:
     from tqdm import tqdm
 
     from mrfquant.config.settings import configured
     from mrfquant.mrf import Row, solve
 
-    checked = False
     with tqdm(desc="solving", unit=" iterations", leave=False, disable=None, delay=1) as bar:
 
         def show(row: Row) -> None:
-            nonlocal checked
-            if not checked:  # every part is built by now
-                config.check_all_used()
-                checked = True
             bar.update()
             bar.set_postfix(residual=f"{row.residual:.1e}", energy=f"{row.best:.6g}", refresh=False)
 
-        result = configured(solve, graph=graph, evidence=evidence, seed=seed, on_row=show, trace=trace)
-    if not checked:  # nothing was left to solve
-        config.check_all_used()
-    return result
+        return configured(solve, graph=graph, evidence=evidence, seed=seed, on_row=show, trace=trace)
 
 
 def _describe(graph: FactorGraph) -> str:
@@ -167,7 +165,7 @@ def _print(name: str, result: Result, graph: FactorGraph) -> None:
 
 
 def read_reference(task: str, path: Path, graph: FactorGraph) -> Any:
-    """The result of a task in a file: rows of marginals, labels, or log Z; refused unless it fits the graph."""
+    """Return the result of a task in a file: rows of marginals, labels, or log Z; refused unless it fits the graph."""
     from mrfquant.mrf import uai
 
     read: dict[str, Callable[[Path], Any]] = {"mar": uai.read_mar, "map": uai.read_map, "pr": uai.read_pr}
@@ -196,31 +194,17 @@ def _compare(task: str, result: Result, reference: Any, graph: FactorGraph) -> s
     return f"log10 Z {reference / math.log(10):.6f}, ours is {(result.log_z - reference) / math.log(10):+.6f}"
 
 
-def _write_trace(path: Path, result: Result) -> None:
-    from mrfquant.storage.files import write_text
-
-    names = ["iteration", "residual", "free_energy", "energy", "best", "bound", "seconds"]
-    rows = [",".join(f"{getattr(row, name):.9g}" for name in names) for row in result.trace]
-    write_text(path, "\n".join([",".join(names), *rows]) + "\n")
-
-
 def _draw(path: Path, result: Result) -> None:
     """The least energy so far and the bound over time; the gap between them is what is not known."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from mrfquant.reports.figures import png
 
-    from mrfquant.storage.files import atomic
-
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for name, column in (("energy", "best"), ("bound", "bound")):
-        seen = [row for row in result.trace if math.isfinite(getattr(row, column))]
-        axes.plot([row.seconds for row in seen], [getattr(row, column) for row in seen], marker=".", label=name)
-    axes.set_xlabel("seconds")
-    axes.legend()
-    with atomic(path) as file:
-        figure.savefig(file, format="png", dpi=120)
+    with png(path, 6, 3.5) as figure:
+        axes = figure.add_subplot()
+        for name, column in (("energy", "best"), ("bound", "bound")):
+            seen = [row for row in result.trace if math.isfinite(getattr(row, column))]
+            axes.plot([row.seconds for row in seen], [getattr(row, column) for row in seen], marker=".", label=name)
+        axes.set_xlabel("seconds")
+        axes.legend()
 
 
 def _write(arguments: argparse.Namespace, result: Result, graph: FactorGraph) -> None:
@@ -236,6 +220,4 @@ def _write(arguments: argparse.Namespace, result: Result, graph: FactorGraph) ->
         uai.write_pr(arguments.out, result.log_z)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

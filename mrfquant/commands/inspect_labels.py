@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 from mrfquant.text import aligned, printable
@@ -27,12 +27,12 @@ class Row:
 
     @property
     def entropy(self) -> float:
-        """Of the labels, in bits."""
+        """Return the entropy of the labels, in bits."""
         return max(0.0, -sum(p * math.log2(p) for p in self.shares if p))
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "inspect",
         """Show shape, levels, label histogram, entropy and bytes of every parameter. Entropy is that of the labels
@@ -40,7 +40,6 @@ def parser() -> Parser:
         ["model.safetensors", "runs/pmf_lenet300_digits-seed0-20260101-120000 --png labels.png"],
     )
     p.add_argument("what", metavar="FILE|RUN", type=Path, help="a packed file, or the folder of a quantized run")
-    p.share("--import")
     p.share("--png", help="draw the histograms there")
     return p
 
@@ -49,13 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table, draw the histograms."""
     if arguments.png:
         need_extra("reports", "--png")
-    from mrfquant.commands.pack import pack_run
-    from mrfquant.packing import PackedNetwork
+    from mrfquant.packing import PackedNetwork, pack
 
-    if arguments.what.is_dir():
-        network = pack_run(arguments.what, imports=arguments.imports)
-    else:
-        network = PackedNetwork.read(arguments.what)
+    network = pack(arguments.what) if arguments.what.is_dir() else PackedNetwork.read(arguments.what)
     rows = histogram(network)
     if not rows:
         raise BadInput(f"{arguments.what} holds no packed parameter: there are no labels to count")
@@ -68,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def histogram(network: PackedNetwork) -> list[Row]:
-    """How often each label occurs, for every packed parameter."""
+    """Return how often each label occurs, for every packed parameter."""
     rows = []
     tied = network.tied()
     for name, p in ((name, p) for name, p in network.parameters.items() if name not in tied):
@@ -78,7 +73,7 @@ def histogram(network: PackedNetwork) -> list[Row]:
 
 
 def table(rows: list[Row], network: PackedNetwork) -> str:
-    """The figures as aligned text."""
+    """Return the figures as aligned text."""
     lines = [["parameter", "shape", "levels", "bits", "share of each label, %", "entropy", "bytes"]]
     for row in rows:
         p = row.parameter
@@ -104,39 +99,31 @@ def table(rows: list[Row], network: PackedNetwork) -> str:
 
 
 def _scale(p: PackedParameter) -> str:
-    """What multiplies the levels."""
+    """Return what multiplies the levels."""
     if p.scale is None:
         return ""
     return " x scale" if p.group_size is None else f" x scale of {p.group_size}"
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """A small bar chart for each parameter."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from mrfquant.storage.files import atomic
+    """Draw a small bar chart for each parameter."""
+    from mrfquant.reports.figures import png
 
     columns = min(4, len(rows))
     height = math.ceil(len(rows) / columns)
-    figure = Figure(figsize=(2.6 * columns, 1.9 * height), layout="constrained")
-    FigureCanvasAgg(figure)
-    for i, row in enumerate(rows):
-        axes = figure.add_subplot(height, columns, i + 1)
-        d = len(row.shares)
-        axes.bar(range(d), [100 * share for share in row.shares], color="#4477aa", width=0.6)
-        if d <= 16:
-            axes.set_xticks(range(d), [f"{q:g}" for q in row.parameter.levels])
-        axes.set_title(f"{row.name}  {'x'.join(map(str, row.parameter.shape))}", fontsize=7)
-        axes.set_ylim(0, 100)
-        axes.tick_params(labelsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
-        if i % columns == 0:
-            axes.set_ylabel("% of weights", fontsize=7)
-    with atomic(path) as file:
-        figure.savefig(file, format="png", dpi=130)
+    with png(path, 2.6 * columns, 1.9 * height, dpi=130) as figure:
+        for i, row in enumerate(rows):
+            axes = figure.add_subplot(height, columns, i + 1)
+            d = len(row.shares)
+            axes.bar(range(d), [100 * share for share in row.shares], color="#4477aa", width=0.6)
+            if d <= 16:
+                axes.set_xticks(range(d), [f"{q:g}" for q in row.parameter.levels])
+            axes.set_title(f"{row.name}  {'x'.join(map(str, row.parameter.shape))}", fontsize=7)
+            axes.set_ylim(0, 100)
+            axes.tick_params(labelsize=7)
+            axes.spines[["top", "right"]].set_visible(False)
+            if i % columns == 0:
+                axes.set_ylabel("% of weights", fontsize=7)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

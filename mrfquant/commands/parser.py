@@ -1,7 +1,5 @@
 """What every command shares: the form of its help, its errors for people, and stopping politely."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os
@@ -22,7 +20,7 @@ EXITS = "0 done, 1 failed, 2 bad input, 130 interrupted"
 
 
 def writable(name: str) -> Path:
-    """A path to write a result to, refused at once if that cannot work: a type for an argument."""
+    """Return the path to write a result to, an argument's type; refuse at once what cannot work."""
     path = Path(name)
     folder = next((f for f in path.absolute().parents if f.exists()), Path("/"))
     try:
@@ -67,11 +65,7 @@ SHARED: dict[str, dict[str, Any]] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """The arguments of one command: usage, a paragraph, the arguments, examples, exit status.
-
-    Args:
-        name: of the command's module. about: the paragraph. examples: what to type after the command's name.
-    """
+    """Parse the arguments of one command; its help has a paragraph, the arguments, examples and the exit status."""
 
     def __init__(self, name: str, about: str, examples: Sequence[str], exits: str = EXITS) -> None:
         prog = f"mrfquant {name}"
@@ -95,6 +89,15 @@ class Parser(argparse.ArgumentParser):
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM came: a polite kill stops a command as Ctrl-C does."""
+
+
+def entry_point(parser: Callable[[], Parser], run: Callable[[argparse.Namespace], int]) -> Callable[..., int]:
+    """Return the `main` of a command: parse the words given, or those of the command line, and run it."""
+
+    def main(argv: list[str] | None = None) -> int:
+        return run_command(run, parser().parse_args(argv))
+
+    return main
 
 
 def run_command(command: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
@@ -123,7 +126,7 @@ def run_command(command: Callable[[argparse.Namespace], int], arguments: argpars
 
 
 def _in_a_terminal(error: Exception) -> str:
-    """A message, in which words of a file may occur that a terminal would obey."""
+    """Make a message printable, in which words of a file may occur that a terminal would obey."""
     return "\n".join(map(printable, str(error).split("\n")))
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point
 from mrfquant.errors import BadInput
 from mrfquant.text import aligned
 
+if TYPE_CHECKING:
+    from mrfquant.storage.run_folder import RunFolder
+    from mrfquant.training.experiment import Experiment
+
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "posterior",
         """Average networks sampled from the learned distribution over labels, that of the run's best model. Once
@@ -23,10 +27,7 @@ def parser() -> Parser:
     )
     p.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished, quantized run")
     p.add_argument(
-        "--samples",
-        metavar="N,N",
-        default="1,5,20",
-        help="sizes of the ensembles, comma-separated (default: 1,5,20)",
+        "--samples", metavar="N,N", default="1,5,20", help="sizes of the ensembles, comma-separated (default: 1,5,20)"
     )
     p.share("--seed", help="seed of the samples (default: 0)")
     p.share("--device")
@@ -47,13 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
     from tqdm import tqdm
 
-    from mrfquant.commands.finished_run import rebuild
     from mrfquant.storage.files import write_json
     from mrfquant.storage.run_folder import RunFolder
     from mrfquant.training.evaluation import predict
 
     folder = RunFolder.open(arguments.run)
-    experiment, _ = rebuild(folder, arguments.device, arguments.data, imports=arguments.imports)
+    experiment = _rebuild(folder, arguments)
     best = folder.best()
     inference = experiment.inference
     experiment.model.load_state_dict(best["model"])  # batch-norm statistics; the weights follow
@@ -88,6 +88,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+def _rebuild(folder: RunFolder, arguments: argparse.Namespace) -> Experiment:
+    """Build the experiment as it was configured, at its start.
+
+    The folder may be a stranger's: modules that its configuration names are imported only if --import names them, too.
+    """
+    import mrfquant.rounding  # noqa: F401 - registers what configurations of rounded networks name
+    from mrfquant.compute import choose_device
+    from mrfquant.config.gin_files import Config
+    from mrfquant.config.settings import configured
+    from mrfquant.data import data_root
+    from mrfquant.training.experiment import Experiment
+
+    # The weights that it started from are not needed any more, and may be gone.
+    config = Config(folder.config, ["Experiment.weights = None"], arguments.imports, trusted=False)
+    with config.locate_errors():
+        experiment = configured(Experiment, device=choose_device(arguments.device), data_root=data_root(arguments.data))
+        experiment.trainer()  # prepares the solver
+        return experiment
+
+
+main = entry_point(parser, run)

@@ -1,19 +1,17 @@
 """mrfquant reproduce: run the cells of the paper's tables and set the results beside the paper's."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point
 from mrfquant.errors import BadInput
 from mrfquant.reproduction import TABLES, Campaign, Cell, render
 from mrfquant.storage.files import write_text
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "reproduce",
         """Run the cells of the paper's tables and set the results beside the paper's. What is done is kept:
@@ -54,7 +52,7 @@ def parser() -> Parser:
 
 
 def chosen(arguments: argparse.Namespace) -> list[Cell]:
-    """The cells of the table that the arguments ask for."""
+    """Return the cells of the table that the arguments ask for."""
     from mrfquant.config.gin_files import CONFIGS
 
     folder = CONFIGS / "medium" if arguments.scale == "medium" else CONFIGS
@@ -132,6 +130,4 @@ def _problem_with_weights(missing: Sequence[Cell], weights: Path | None) -> str:
     return ""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

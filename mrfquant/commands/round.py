@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "round",
         """Give the weights of a trained float network labels, layer by layer, by inference in the pairwise Markov
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _solver(experiment: Experiment) -> tuple[Rounded, Rounding]:
-    """What holds the labels and what assigns them, as `_bindings` asks for them."""
+    """Return what holds the labels and what assigns them, as `_bindings` asks for them."""
     from mrfquant.rounding import Rounded
 
     solver = experiment.inference
@@ -107,11 +107,12 @@ def _solver(experiment: Experiment) -> tuple[Rounded, Rounding]:
 
 def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]) -> dict[str, Any]:
     """Round and test the network, save it; the summary of the run."""
+    from mrfquant.packing.runs import packing_record
     from mrfquant.rounding import rounded
     from mrfquant.training import evaluate
 
     solver, rounding = _solver(experiment)
-    objective, metric = experiment.objective, experiment.objective.chooses
+    objective, metric = experiment.objective, experiment.objective.primary_metric
     before = evaluate(experiment.model, experiment.dataset, "test", objective)[metric.name]
     who, dataset, labelling = experiment.identity(), experiment.dataset, experiment.labelling
     say(f"{who['method']}  {who['bits']}-bit {who['model']} on {who['dataset']}")
@@ -130,7 +131,8 @@ def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]
     state = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
     labelling.check_on_levels(state)
     best = {"iteration": 0, f"val_{metric.name}": val[metric.name], "model": state}
-    best["solution"] = experiment.inference.solution()
+    best["solution"] = solver.solution()
+    best["packing"] = packing_record(experiment.model, labelling, dataset, objective, solver.method, experiment.seed)
     folder.checkpoints.save_best(0, best)
     say("")
     say(f"{metric.line(test)}, float {metric.text(before)}{' (STAND-IN DATA)' if dataset.stand_in else ''}")
@@ -150,7 +152,7 @@ def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]
 
 
 def _bindings(arguments: argparse.Namespace) -> list[str]:
-    """The settings that the flags stand for; what is no weight of a layer stays free."""
+    """Return the settings that the flags stand for; what is no weight of a layer stays free."""
     return [
         "Experiment.inference = @Rounded",
         "Rounded.rounding = @Rounding()",
@@ -184,7 +186,7 @@ def _scales(group_size: int | None) -> list[str]:
 
 
 def _float_weights(run: Path) -> Mapping[str, Tensor]:
-    """The state dict of the best model of a finished float run."""
+    """Return the state dict of the best model of a finished float run."""
     from mrfquant.storage.run_folder import RunFolder
 
     folder = RunFolder.open(run)

@@ -1,7 +1,5 @@
 """mrfquant run: train and evaluate the network that a gin file describes."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path
@@ -10,7 +8,7 @@ from mrfquant.commands.parser import Parser, run_command
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "run",
         """Train and evaluate the network that a gin file describes. Ctrl-C or SIGTERM saves the run and says how to
@@ -32,7 +30,6 @@ def parser() -> Parser:
     p.share("--import")
     p.add_argument("--weights", metavar="FILE|RUN", type=Path, help="start from a state dict or a run, not at random")
     p.share("--seed", default=None, help="seed of initialisation and data order (default: the config's, or 0)")
-    p.add_argument("--hours", metavar="H", type=float, help="end after so long, its schedules fitted to the time")
     p.share("--smoke")
     p.share("--device")
     p.share("--data")
@@ -65,12 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     options = {"device": arguments.device, "data": arguments.data, "wandb": arguments.wandb}
     options["collectors"] = arguments.collectors
-    hours = f"Trainer.hours = {arguments.hours}"
     try:
         if not arguments.resume:
             launch(
                 arguments.gin,
-                bindings=arguments.set if arguments.hours is None else [*arguments.set, hours],
+                bindings=arguments.set,
                 imports=arguments.imports,
                 weights=arguments.weights,
                 seed=arguments.seed,
@@ -101,7 +97,6 @@ def main(argv: list[str] | None = None) -> int:
         arguments.seed is not None,
         arguments.smoke,
         arguments.out,
-        arguments.hours,
         arguments.go_on,
     )
     if arguments.resume and any(others):

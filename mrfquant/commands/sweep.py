@@ -1,7 +1,5 @@
 """mrfquant sweep: search the settings of a configuration with Optuna, chosen on validation."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform
@@ -14,7 +12,7 @@ from typing import Any
 
 import gin
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point, run_command
 from mrfquant.config.extras import need_extra
 from mrfquant.config.gin_files import Config, shipped
 from mrfquant.config.search_space import Dimension, read_space
@@ -28,7 +26,7 @@ REFUSED = ("IntegrityError", "ProgrammingError")  # what SQLAlchemy calls it whe
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "sweep",
         """Search the settings of a configuration with Optuna, chosen on validation; test figures play no role. Every
@@ -58,7 +56,7 @@ def parser() -> Parser:
 
 
 def sampler(seed: int) -> Any:
-    """What proposes the settings of a trial."""
+    """Return what proposes the settings of a trial."""
     import optuna
 
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -66,7 +64,7 @@ def sampler(seed: int) -> Any:
 
 
 def open_study(arguments: argparse.Namespace, metric: Metric) -> Any:
-    """The study in the storage, made if it is not there yet."""
+    """Return the study in the storage, made if it is not there yet."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -150,7 +148,7 @@ def run_trial(trial: Any, space: Sequence[Dimension], arguments: argparse.Namesp
 
 
 def _metric(arguments: argparse.Namespace) -> Metric:
-    """What the trials are judged by, from the configuration's objective."""
+    """Return what the trials are judged by, from the configuration's objective."""
     import mrfquant.training.experiment  # noqa: F401 - the names in the configuration
     from mrfquant.config.gin_internals import isolated_gin
     from mrfquant.objectives import CrossEntropy
@@ -161,15 +159,11 @@ def _metric(arguments: argparse.Namespace) -> Metric:
             recipe = gin.query_parameter("Experiment.objective").scoped_configurable_fn
         except ValueError:  # it is not bound
             recipe = CrossEntropy
-        return recipe().chooses
+        return recipe().primary_metric
 
 
 def work(arguments: argparse.Namespace) -> int:
     """Run trials until the study has enough of them: what a worker does, in its process."""
-    return run_command(_work, arguments)
-
-
-def _work(arguments: argparse.Namespace) -> int:
     import optuna
 
     space, study = read_space(arguments.space), open_study(arguments, _metric(arguments))
@@ -196,7 +190,7 @@ def _work(arguments: argparse.Namespace) -> int:
 
 
 def ended(study: Any) -> list[Any]:
-    """The trials that were trained to the end or pruned."""
+    """Return the trials that were trained to the end or pruned."""
     from optuna.trial import TrialState
 
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
@@ -229,10 +223,10 @@ def lead(arguments: argparse.Namespace) -> int:
     printed = {trial.number for trial in ended(study)}
     print(f"{arguments.trials} trials, {len(printed)} ended already; in {arguments.out}", flush=True)
     logs = [arguments.out / f"worker-{platform.node()}-{number}.log" for number in range(arguments.jobs)]
-    workers = [background(work, arguments, log=log, jobs=arguments.jobs) for log in logs]
+    workers = [background(run_command, work, arguments, log=log, jobs=arguments.jobs) for log in logs]
     try:
         while True:
-            alive = [worker for worker in workers if worker.is_alive()]
+            alive = any(worker.is_alive() for worker in workers)
             for trial in ended(study):
                 if trial.number not in printed:
                     printed.add(trial.number)
@@ -259,7 +253,7 @@ def lead(arguments: argparse.Namespace) -> int:
 
 
 def describe(trial: Any, metric: Metric) -> str:
-    """A trial in a line: how good on validation, and its settings."""
+    """Return a trial in a line: how good on validation, and its settings."""
     values = list(trial.intermediate_values.values())
     best = (max if metric.higher else min)(values, default=0.0)
     figure = f"val {metric.text(trial.value)}" if trial.state.name == "COMPLETE" else f"pruned at {metric.text(best)}"
@@ -282,6 +276,4 @@ def run(arguments: argparse.Namespace) -> int:
     return lead(arguments)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, entry_point
 from mrfquant.errors import BadInput, RunFailed
 from mrfquant.storage.files import write_text
 from mrfquant.text import markdown
@@ -26,8 +26,7 @@ PEER = "toulbar2"  # another program's solver
 
 @dataclass
 class Entry:
-    """What one solver found on one field: mean absolute error of its marginals, log Z less the reference, the energy of
-    its labelling, a bound on all energies."""
+    """What one solver found on one field; error is that of the marginals, excess that of log Z over the reference."""
 
     error: float | None
     excess: float | None
@@ -37,7 +36,7 @@ class Entry:
 
 
 def parser() -> Parser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     p = Parser(
         "uai-table",
         """Run every solver on every UAI field of a folder and compare with the references. For every NAME.uai in
@@ -89,8 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
             continue
         lowest[model.stem] = min([reference, *(entry.energy for entry in found[model.stem].values())])
     columns: dict[str, Callable[[str, Entry], str]] = {
-        "Mean absolute error of the marginals": _error,
-        "log10 Z less the reference": _excess,
+        "Mean absolute error of the marginals": lambda _, entry: "-" if entry.error is None else f"{entry.error:.4f}",
+        "log10 Z less the reference": lambda _, entry: "-" if entry.excess is None else f"{entry.excess:+.3g}",
         "Gap of the labelling's energy": lambda model, entry: _gap(entry, lowest[model]),
         "Seconds": lambda model, entry: f"{entry.seconds:.1f}",
     }
@@ -107,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _solve_with_all(
     model: Path, names: list[str], seconds: float, seed: int, refuse: Callable[[str, BadInput], None]
 ) -> tuple[dict[str, Entry], float]:
-    """What each solver found, without those that refuse the field; and the energy of the reference."""
+    """Return what each solver found, without those that refuse the field; and the energy of the reference."""
     import torch
 
     from mrfquant.benchmarks.toulbar2 import solve_by_toulbar2
@@ -149,16 +148,8 @@ def _entry(result: Result, marginals: Tensor | None, log_z: float | None) -> Ent
     return Entry(error, excess, result.energy, result.bound, result.seconds)
 
 
-def _error(model: str, entry: Entry) -> str:
-    return "-" if entry.error is None else f"{entry.error:.4f}"
-
-
-def _excess(model: str, entry: Entry) -> str:
-    return "-" if entry.excess is None else f"{entry.excess:+.3g}"
-
-
 def _gap(entry: Entry, lowest: float) -> str:
-    """And whether the solver itself proves that there is none."""
+    """Return the gap to the lowest energy, and whether the solver itself proves that there is none."""
     from mrfquant.mrf.solver import proves
 
     if math.isinf(entry.energy):
@@ -178,6 +169,4 @@ def _table(found: dict[str, dict[str, Entry]], names: list[str], text: Callable[
     return markdown(rows)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
-    return run_command(run, parser().parse_args(argv))
+main = entry_point(parser, run)

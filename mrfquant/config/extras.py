@@ -3,8 +3,6 @@
 The extra `fast` is not among them: without numba the kernels are torch's, slower and with the same results to rounding.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from mrfquant.errors import BadInput
@@ -19,11 +17,7 @@ EXTRAS = {
 
 
 def need_extra(extra: str, who: str) -> None:
-    """Raise unless the modules of an extra are installed. Call it before the work starts.
-
-    Args:
-        extra: its name. who: what needs it, in the words of the user: a command, a flag.
-    """
+    """Raise unless the modules of an extra, which `who` (a command, a flag) needs, are installed."""
     if missing := [module for module in EXTRAS[extra] if find_spec(module) is None]:
         verb = "is" if len(missing) == 1 else "are"
         names = ", ".join(missing)

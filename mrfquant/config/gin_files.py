@@ -1,7 +1,5 @@
 """Reading gin files for people: every mistake is told with its place, and no binding is silently without effect."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import inspect
@@ -19,7 +17,6 @@ import gin
 from gin.config_parser import BindingStatement, ConfigParser, ImportStatement, IncludeStatement, ParserDelegate
 
 from mrfquant.config import gin_internals
-from mrfquant.config.moved import MOVED
 from mrfquant.config.plugins import import_installed_plugins, import_plugin
 from mrfquant.errors import BadInput
 
@@ -68,8 +65,8 @@ class Config:
         what = f"config {_short(self.file)}"
         if file is not None:
             _parse(lambda: self._survey(self.file), what)
-            _parse(self._read, what)
-        for binding in map(in_present_names, bindings):
+            _parse(lambda: gin.parse_config_file(str(self.file)), what)
+        for binding in bindings:
             if "\n" in binding or "=" not in binding:
                 raise BadInput(f"{_given(binding)} is not a binding: write it as --set 'Name.parameter = value'")
             _parse(lambda binding=binding: self._set(binding), _given(binding))
@@ -82,20 +79,13 @@ class Config:
             self._places[_binding(statement.scope, statement.selector, statement.arg_name)] = _given(binding)
         gin.parse_config([binding])
 
-    def _read(self) -> None:
-        text = self.file.read_text(encoding="utf-8")
-        if (present := in_present_names(text)) == text:
-            gin.parse_config_file(str(self.file))  # which tells the lines of mistakes
-        else:
-            gin.parse_config(present)
-
     def text(self) -> str:
-        """The configuration as asked for, includes expanded: a gin file of its own."""
+        """Return the configuration as asked for, includes expanded: a gin file of its own."""
         with gin_internals.mappings_in_their_order():
             return gin.config_str()
 
     def operative(self) -> str:
-        """Every parameter that was used so far with its value, defaults too: a gin file of its own."""
+        """Return every parameter that was used so far with its value, defaults too: a gin file of its own."""
         with gin_internals.mappings_in_their_order():
             return gin.operative_config_str()
 
@@ -111,11 +101,7 @@ class Config:
             raise BadInput(f"{sentence} (bound at {', '.join(places)})" if places else sentence) from None
 
     def check_all_used(self, in_files: bool = True) -> None:
-        """Refuse bindings that nothing read. Call it when every part is built and before the work starts.
-
-        Args:
-            in_files: those of the file, too; where only some of its parts are built, those of `--set` alone count.
-        """
+        """Refuse bindings that nothing read, before the work starts; those of --set alone without `in_files`."""
         used = gin_internals.used()
         for (scope, selector), parameters in gin_internals.bound().items():
             for parameter in parameters:
@@ -158,7 +144,7 @@ class Config:
 
 
 def _given(binding: str) -> str:
-    """A binding of the command line as its own place."""
+    """Return a binding of the command line as its own place."""
     short = binding if len(binding) <= 100 else binding[:97] + "..."
     return f"--set {short!r}"
 
@@ -179,15 +165,8 @@ def _binding(scope: str, selector: str, parameter: str) -> str:
     return (f"{scope}/" if scope else "") + (f"{name}.{parameter}" if parameter else name)
 
 
-def in_present_names(text: str) -> str:
-    """Settings as gin writes them, of an earlier version too, under the names that they have now."""
-    for old, new in MOVED.items():
-        text = re.sub(rf"^(\s*){re.escape(old)}\b", rf"\1{new}", text, flags=re.MULTILINE)
-    return text
-
-
 def as_bindings(settings: Mapping[str, Any]) -> list[str]:
-    """Settings given in Python, {"Experiment.model": LeNet300}, as gin writes them: parts by their names."""
+    """Return settings given in Python, {"Experiment.model": LeNet300}, as gin writes them: parts by their names."""
     return [f"{name} = {_as_gin(name, value)}" for name, value in settings.items()]
 
 
@@ -210,7 +189,7 @@ def _as_gin(name: str, value: Any) -> str:
 
 
 def named_part(name: str, kind: type) -> Any:
-    """The part of a kind that gin knows by a name."""
+    """Return the part of a kind that gin knows by a name."""
     try:
         found = gin.get_configurable(name)
     except ValueError:
@@ -224,7 +203,7 @@ def named_part(name: str, kind: type) -> Any:
 
 
 def nested_settings() -> dict[str, dict[str, Any]]:
-    """The operative settings as {"scope/Name": {parameter: value}}, values as gin writes them."""
+    """Return the operative settings as {"scope/Name": {parameter: value}}, values as gin writes them."""
     settings: dict[str, dict[str, Any]] = {}
     for (scope, selector), parameters in gin_internals.used().items():
         if parameters and selector != "gin.macro":
@@ -284,6 +263,6 @@ def _known_names() -> list[str]:
 
 
 def _short(path: Path) -> str:
-    """The path from the working folder where that is shorter."""
+    """Return the path from the working folder where that is shorter."""
     relative = os.path.relpath(path)
     return relative if len(relative) < len(str(path)) else str(path)

@@ -4,8 +4,6 @@ setup.py bounds gin's version for this reason. No other file may name what start
 that, and that the names are there in the gin that is installed.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,17 +44,17 @@ def mappings_in_their_order() -> Iterator[None]:
 
 
 def bound() -> Bindings:
-    """What the configuration binds."""
+    """Return what the configuration binds."""
     return gin.config._CONFIG
 
 
 def used() -> Bindings:
-    """Every parameter that gin has passed so far, those left at their defaults too."""
+    """Return every parameter that gin has passed so far, those left at their defaults too."""
     return gin.config._OPERATIVE_CONFIG
 
 
 def search_folders() -> list[str]:
-    """Where gin looks for the files that are included, in order."""
+    """Return where gin looks for the files that are included, in order."""
     return list(gin.config._LOCATION_PREFIXES)
 
 
@@ -66,10 +64,10 @@ def set_search_folders(folders: Sequence[str]) -> None:
 
 
 def registered() -> list[str]:
-    """The full names of all parts, 'module.Name'."""
+    """Return the full names of all parts, 'module.Name'."""
     return [selector for selector, _ in gin.config._REGISTRY.items()]
 
 
 def registered_as(name: str) -> list[str]:
-    """The full names of the parts that a gin file may mean by `name`."""
+    """Return the full names of the parts that a gin file may mean by `name`."""
     return gin.config._REGISTRY.matching_selectors(name)

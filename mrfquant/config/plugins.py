@@ -5,8 +5,6 @@ package names it as an entry point of the group `mrfquant.plugins`. Modules in t
 for commands.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os

@@ -8,8 +8,6 @@ ProximalMeanField.jacobian = choice('exact', 'reference', 0.25)
 Geometric.interval = integer(50, 200)
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ class Dimension:
     values: tuple[Any, ...]
 
     def suggest(self, trial: Any) -> Any:
-        """The value that an Optuna trial proposes."""
+        """Return the value that an Optuna trial proposes."""
         if self.kind == "choice":
             return trial.suggest_categorical(self.binding, self.values)
         suggest: Callable[..., Any] = trial.suggest_int if self.kind == "integer" else trial.suggest_float
@@ -39,7 +37,7 @@ class Dimension:
 
 
 def read_space(path: Path) -> list[Dimension]:
-    """The dimensions in a space file."""
+    """Return the dimensions in a space file."""
     if not path.is_file():
         raise BadInput(f"there is no space file {path}: write one, as gin/spaces/pmf.space is written")
     dimensions = []

@@ -8,8 +8,6 @@ makes `StepDecay` a name that gin files can use, and a wrong type or an impossib
 Python, is a `BadSetting` that says which parameter, what was given and what was expected.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
@@ -53,24 +51,24 @@ Damping = Annotated[float, Check(lambda v: 0 <= v < 1, "a number from 0 up to bu
 
 
 def makes(kind: type, words: str) -> Check:
-    """Of a setting that names a part to be built later: a class of that kind, or a function that makes one."""
+    """Check that a setting names a part to be built later: a class of that kind, or a function that makes one."""
     return Check(lambda v: issubclass(_product(v) or kind, kind), words)
 
 
 def configured(part: Callable[..., T], /, **supplied: Any) -> T:
-    """The part, built with what is given here and the settings that gin has for it."""
+    """Return the part, built with what is given here and the settings that gin has for it."""
     return part(**supplied)
 
 
 def built(binding: str, value: Any, kind: type[T], words: str) -> T:
-    """What a recipe has made, refused unless it is of its kind."""
+    """Return what a recipe has made, refused unless it is of its kind."""
     if not isinstance(value, kind):
         raise BadSetting(binding, value, words)
     return value
 
 
 def _product(value: Any) -> type | None:
-    """The class that a recipe makes, as far as it can be known without building it."""
+    """Return the class that a recipe makes, as far as it can be known without building it."""
     if inspect.isclass(value):
         return value
     try:
@@ -167,7 +165,7 @@ def _checked(
 
 @functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types of the parameters; those whose names only a type checker imports are left out."""
+    """Return the types of the parameters; those whose names only a type checker imports are left out."""
     hints: dict[str, Any] = {}
     for parameter, annotation in getattr(function, "__annotations__", {}).items():  # object.__init__ has none
         one = types.SimpleNamespace(__annotations__={parameter: annotation})
@@ -193,14 +191,14 @@ def _check(binding: str, value: Any, hint: Any) -> None:
 
 
 def _conditions(hint: Any) -> list[Check]:
-    """What a type asks beyond itself; of an optional one, what it asks if there is a value."""
+    """Return what a type asks beyond itself; of an optional one, what it asks if there is a value."""
     if typing.get_origin(hint) in UNIONS:
         return [check for member in typing.get_args(hint) for check in _conditions(member)]
     return [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Check)]
 
 
 def _words(hint: Any) -> str:
-    """The type in the words of a message: 'str', 'Schedule', \"'auto' or 'float32'\"."""
+    """Return the type in the words of a message: 'str', 'Schedule', \"'auto' or 'float32'\"."""
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(repr(a) for a in arguments)

@@ -1,45 +1,28 @@
 """Data sets, and the batches cut from them: images, texts, tensors of any kind, and torch's DataLoaders."""
 
-from mrfquant.data.cifar import cifar10, cifar100
-from mrfquant.data.dataset import Dataset, SplitName
-from mrfquant.data.digits import digits
-from mrfquant.data.image_batches import Augmentation, normalise
-from mrfquant.data.images import DatasetInfo, Images, Split
-from mrfquant.data.loaders import Loaders
-from mrfquant.data.mnist import mnist
-from mrfquant.data.pairs import Pairs
-from mrfquant.data.registry import DATASETS, STAND_IN, STAND_INS, dataset
-from mrfquant.data.root import data_root
-from mrfquant.data.stand_in import stand_in
-from mrfquant.data.texts import alice, byte_file, shakespeare, text_file
-from mrfquant.data.tinyimagenet import tinyimagenet
-from mrfquant.data.tokens import Tokens, characters
-
-__all__ = [
-    "DATASETS",
-    "STAND_IN",
-    "STAND_INS",
-    "Augmentation",
-    "Dataset",
-    "DatasetInfo",
-    "Images",
-    "Loaders",
-    "Pairs",
-    "Split",
-    "SplitName",
-    "Tokens",
-    "alice",
-    "byte_file",
-    "characters",
-    "cifar10",
-    "cifar100",
-    "data_root",
-    "dataset",
-    "digits",
-    "mnist",
-    "normalise",
-    "shakespeare",
-    "stand_in",
-    "text_file",
-    "tinyimagenet",
-]
+from mrfquant.data.cifar import cifar10 as cifar10
+from mrfquant.data.cifar import cifar100 as cifar100
+from mrfquant.data.dataset import DATASETS as DATASETS
+from mrfquant.data.dataset import STAND_IN as STAND_IN
+from mrfquant.data.dataset import STAND_INS as STAND_INS
+from mrfquant.data.dataset import Dataset as Dataset
+from mrfquant.data.dataset import SplitName as SplitName
+from mrfquant.data.dataset import dataset as dataset
+from mrfquant.data.digits import digits as digits
+from mrfquant.data.image_batches import Augmentation as Augmentation
+from mrfquant.data.image_batches import normalise as normalise
+from mrfquant.data.images import DatasetInfo as DatasetInfo
+from mrfquant.data.images import Images as Images
+from mrfquant.data.images import Split as Split
+from mrfquant.data.loaders import Loaders as Loaders
+from mrfquant.data.mnist import mnist as mnist
+from mrfquant.data.pairs import Pairs as Pairs
+from mrfquant.data.root import data_root as data_root
+from mrfquant.data.stand_in import stand_in as stand_in
+from mrfquant.data.texts import alice as alice
+from mrfquant.data.texts import byte_file as byte_file
+from mrfquant.data.texts import shakespeare as shakespeare
+from mrfquant.data.texts import text_file as text_file
+from mrfquant.data.tinyimagenet import tinyimagenet as tinyimagenet
+from mrfquant.data.tokens import Tokens as Tokens
+from mrfquant.data.tokens import characters as characters

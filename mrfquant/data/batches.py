@@ -4,8 +4,6 @@ Everything random about an epoch is drawn at its start from (seed, epoch) on the
 another device or several processes see the same batches.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
@@ -22,17 +20,10 @@ SHARE_OF_DEVICE = 0.5  # of an accelerator's free memory that a data set may tak
 
 
 class Batches(ABC):
-    """Endless stream of (inputs, targets) on a device.
+    """Endless stream of (inputs, targets) on a device; a subclass draws and cuts examples.
 
-    Each epoch is a new permutation, and the incomplete batch at its end is dropped. Of `world_size` processes, the one
-    of `rank` gets its contiguous slice of every batch, so that all of them together see the batches that a single
-    process would see. A subclass says what else is random about an example, and cuts examples out of its tensors.
-
-    Args:
-        size: examples of an epoch.
-        example_bytes: of one of them.
-        batch_size: of the whole batch, over all processes.
-        device: where the batches go; data that lie elsewhere are copied, several batches ahead.
+    Each epoch is a new permutation without the incomplete batch at its end. Of `world_size` processes each gets its
+    slice of every batch. Data that lie on another device are copied several batches ahead.
     """
 
     def __init__(
@@ -105,7 +96,7 @@ class Batches(ABC):
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
-    """What an epoch is drawn with, a function of the arguments alone."""
+    """Return what an epoch is drawn with, a function of the arguments alone."""
     # One 32-bit word: all that torch's CPU generator takes in.
     word = np.random.SeedSequence([seed, epoch]).generate_state(1)[0]
     return torch.Generator().manual_seed(int(word))

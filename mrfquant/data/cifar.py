@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100, from the official binary version: records of label bytes and 3,072 pixels, no pickle."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +9,9 @@ import numpy as np
 import torch
 
 from mrfquant.config.settings import Whole
+from mrfquant.data.dataset import dataset
 from mrfquant.data.image_batches import Augmentation, Border
 from mrfquant.data.images import DatasetInfo, Images, Split
-from mrfquant.data.registry import dataset
 from mrfquant.data.root import REPAIR, Download, fetch, read_checked
 from mrfquant.errors import BadInput
 
@@ -55,10 +53,7 @@ FILES10 = {  # name: records, md5; the test file is the last
     "cifar-10-batches-bin/test_batch.bin": (10_000, "803d5f7f4d78ea53de84dbe85f74fb6d"),
 }
 # The archive of CIFAR-100 has a published md5, its files have none: their size and the range of the labels are checked.
-FILES100 = {
-    "cifar-100-binary/train.bin": (50_000, None),
-    "cifar-100-binary/test.bin": (10_000, None),
-}
+FILES100 = {"cifar-100-binary/train.bin": (50_000, None), "cifar-100-binary/test.bin": (10_000, None)}
 URL = "https://www.cs.toronto.edu/~kriz/"
 
 

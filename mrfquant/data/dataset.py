@@ -1,12 +1,17 @@
-"""What a data set is to everything else: three splits, batches to train on, and an ordered pass to evaluate."""
+"""What a data set is to everything else: splits, batches, an ordered pass, and a name for gin and packed files."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
+
+from mrfquant.config.settings import configurable
 
 SplitName = Literal["train", "val", "test"]
 CPU = torch.device("cpu")
@@ -45,7 +50,7 @@ class Dataset(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Of one input; a network is built from it and `outputs`."""
+        """The shape of one input; a network is built from it and `outputs`."""
 
     @property
     @abstractmethod
@@ -58,13 +63,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def stream(self, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> Stream:
-        """Batches of the training split without end, in an order that the seed decides.
-
-        Args:
-            batch_size: of the whole batch, over all processes.
-            rank: of this process, which gets its part of every batch.
-            world_size: how many processes there are.
-        """
+        """Return batches of the training split without end; `batch_size` counts those of all processes."""
 
     @abstractmethod
     def ordered(self, split: SplitName, batch_size: int = 1000, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
@@ -77,3 +76,30 @@ class Dataset(ABC):
     def description(self) -> dict[str, list[Any]]:
         """What a packed file tells of its inputs: `mean` and `std` of images, `classes` in the order of the outputs."""
         return {"mean": [], "std": [], "classes": []}
+
+
+D = TypeVar("D", bound=Dataset)
+DATASETS: dict[str, Callable[..., Dataset]] = {}
+STAND_INS: dict[str, Callable[..., Dataset]] = {}  # by the same names: data of the form only, made without any file
+STAND_IN = Path("<stand-in>")  # asks for these, in the place of the data root
+
+
+def dataset(load: Callable[..., D]) -> Callable[..., D]:
+    """Make a function from the data root, and settings of its own, to a data set known by its name, here and to gin.
+
+    What it was called with beside the root, defaults left out, is the data set's `arguments`.
+    """
+    signature = inspect.signature(load)
+
+    @functools.wraps(load)
+    def remember(*args: Any, **kwargs: Any) -> D:
+        given = signature.bind(*args, **kwargs).arguments
+        chosen = {n: v for n, v in given.items() if n != "root" and v != signature.parameters[n].default}
+        made: Any = STAND_INS[load.__name__](**chosen) if given.get("root") is STAND_IN else load(*args, **kwargs)
+        if isinstance(made, Dataset):  # what is none is refused where it is used
+            object.__setattr__(made, "arguments", {"loader": load.__name__, **chosen})
+        return made
+
+    known = configurable(remember, supplied=["root"])
+    DATASETS[load.__name__] = known
+    return known

@@ -6,24 +6,17 @@ the UCI Machine Learning Repository (https://doi.org/10.24432/C50P49), under the
 them, and beside them which images make which split.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from mrfquant.data.dataset import dataset
 from mrfquant.data.images import DatasetInfo, Images, Split
-from mrfquant.data.registry import dataset
 
 DIGITS = DatasetInfo(
-    name="digits",
-    shape=(1, 28, 28),
-    classes=tuple("0123456789"),
-    mean=(0.3055,),
-    std=(0.3247,),
-    augment=None,
+    name="digits", shape=(1, 28, 28), classes=tuple("0123456789"), mean=(0.3055,), std=(0.3247,), augment=None
 )
 FILE = Path(__file__).with_name("digits.npz")
 

@@ -1,7 +1,5 @@
 """Batches of images, cut, cropped and normalised where the images lie."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -63,7 +61,7 @@ class Augmentation:
         return torch.cat(rows)
 
     def blank(self, images: Tensor, top: Tensor, left: Tensor) -> Tensor:
-        """Normalised images (b, c, h, w) with zeros, their mean, in the squares whose edges are given, in place."""
+        """Zero, the mean, in squares of normalised images (b, c, h, w) whose edges are given, in place."""
         down, across = (
             (torch.arange(side, device=images.device) - edge.to(images.device)[:, None]) // self.cutout == 0
             for side, edge in zip(images.shape[2:], (top, left), strict=True)
@@ -81,18 +79,9 @@ def normalise(
 
 
 class ImageBatches(Batches):
-    """Endless stream of (images float32 (b, c, h, w) normalised, labels int64 (b,)).
+    """Endless stream of (images float32 (b, c, h, w) normalised, labels int64 (b,)), cut from uint8 (n, c, h, w).
 
     The uint8 copy of the images with borders that `augment` makes is the only extra memory of note.
-
-    Args:
-        images: uint8 (n, c, h, w).
-        labels: int64 (n,).
-        batch_size: of the whole batch, over all processes.
-        mean: per channel, for images scaled to [0, 1].
-        std: likewise.
-        augment: how the images vary, if they do.
-        device: where the batches go; where the images lie by default.
     """
 
     def __init__(
@@ -145,7 +134,7 @@ class ImageBatches(Batches):
 def _scale_and_shift(
     mean: Sequence[float], std: Sequence[float], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The two (c, 1, 1) tensors with which normalising is pixel * scale + shift."""
+    """Return the two (c, 1, 1) tensors with which normalising is pixel * scale + shift."""
     mean64, std64 = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (mean, std))
     return (1 / (255 * std64)).to(device, dtype), (-mean64 / std64).to(device, dtype)
 

@@ -18,12 +18,7 @@ from mrfquant.errors import BadInput
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images with their labels.
-
-    Attributes:
-        images: uint8, (n, c, h, w).
-        labels: int64, (n,).
-    """
+    """Images uint8 (n, c, h, w) with their labels int64 (n,)."""
 
     images: Tensor
     labels: Tensor
@@ -40,14 +35,7 @@ class Split:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """The facts about a data set that its loader and its stand-in share.
-
-    Attributes:
-        shape: (c, h, w) of an image.
-        classes: the name of each label.
-        mean, std: per channel, of training images scaled to [0, 1].
-        augment: how the images vary in training, if they do.
-    """
+    """The facts about a data set that its loader and its stand-in share; mean and std are those of pixels in [0, 1]."""
 
     name: str
     shape: tuple[int, int, int]
@@ -57,7 +45,7 @@ class DatasetInfo:
     augment: Augmentation | None
 
     def dataset(self, train: Split, val: Split, test: Split, stand_in: bool = False) -> Images:
-        """The data set of these facts with the given splits."""
+        """Return the data set of these facts with the given splits."""
         return Images(self.name, train, val, test, self.mean, self.std, self.classes, self.augment, stand_in)
 
 
@@ -66,15 +54,9 @@ class Images(Dataset):
     """Training, validation and test images of one shape, each of one of several classes.
 
     Attributes:
-        name: as in results.
-        train: images to train on.
-        val: images to choose the best model by.
-        test: images to test it on.
-        mean: per channel, of training images scaled to [0, 1].
-        std: likewise.
+        mean, std: per channel, of training images scaled to [0, 1].
         classes: the name of each label.
         augment: how the images vary in training, if they do.
-        stand_in: marks synthetic data that only has the form of the named data set.
     """
 
     name: str
@@ -130,35 +112,18 @@ class Images(Dataset):
         return self.num_classes
 
     def size(self, split: SplitName) -> int:
-        return len(self.split(split))
-
-    def split(self, name: SplitName) -> Split:
-        """The split of that name."""
-        return {"train": self.train, "val": self.val, "test": self.test}[name]
+        return len(getattr(self, split))
 
     def stream(self, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> ImageBatches:
-        ranks = (rank, world_size)
-        return ImageBatches(
-            self.train.images,
-            self.train.labels,
-            batch_size,
-            self.mean,
-            self.std,
-            self.augment,
-            seed,
-            *ranks,
-            self.device,
-        )
+        how = (batch_size, self.mean, self.std, self.augment, seed, rank, world_size, self.device)
+        return ImageBatches(self.train.images, self.train.labels, *how)
 
     def ordered(self, split: SplitName, batch_size: int = 1000, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
         if batch_size < 1:
             raise BadInput(f"batch size {batch_size}, expected at least 1")
-        part = self.split(split)
-        for images, labels in zip(
-            part.images[rank::world_size].split(batch_size),
-            part.labels[rank::world_size].split(batch_size),
-            strict=True,
-        ):
+        part = getattr(self, split)
+        mine = (tensor[rank::world_size].split(batch_size) for tensor in (part.images, part.labels))
+        for images, labels in zip(*mine, strict=True):
             yield normalise(images.to(self.device), self.mean, self.std), labels.to(self.device)
 
     def to(self, device: torch.device | str) -> Images:

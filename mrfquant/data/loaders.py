@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -52,14 +52,9 @@ class Loaders(Dataset):
     def outputs(self) -> int:
         return self._outputs
 
-    def loader(self, split: SplitName) -> DataLoader[Any]:
-        """The loader of a split."""
-        return {"train": self.train, "val": self.val, "test": self.test}[split]
-
     def size(self, split: SplitName) -> int:
-        loader = self.loader(split)
         try:
-            return len(loader.dataset)  # type: ignore[arg-type]
+            return len(getattr(self, split).dataset)
         except TypeError:
             raise BadInput(f"data set {self.name}: the {split} loader does not say how many examples it has") from None
 
@@ -69,7 +64,7 @@ class Loaders(Dataset):
         return LoaderStream(self.train, seed, self.device)
 
     def ordered(self, split: SplitName, batch_size: int = 1000, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
-        return (moved(batch, self.device) for batch in self.loader(split))
+        return (moved(batch, self.device) for batch in getattr(self, split))
 
     def to(self, device: torch.device | str) -> Loaders:
         moved_there = copy.copy(self)
@@ -103,18 +98,17 @@ class LoaderStream:
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"epoch": self.epoch, "batch": self.batch}
-        if (own := self._own("state_dict")) is not None:
-            state["loader"] = own()
+        if hasattr(self.loader, "state_dict"):
+            state["loader"] = self.loader.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
-        if "loader" in state and (own := self._own("load_state_dict")) is not None:
-            own(state["loader"])
-            self._batches = self._begin()
-            return
+        restore = getattr(self.loader, "load_state_dict", None) if "loader" in state else None
+        if restore is not None:
+            restore(state["loader"])
         self._batches = self._begin()
-        for _ in range(self.batch):
+        for _ in range(self.batch if restore is None else 0):
             next(self._batches)
 
     def _begin(self) -> Iterator[Any]:
@@ -123,9 +117,6 @@ class LoaderStream:
             if hasattr(part, "generator"):
                 part.generator = generator
         return iter(self.loader)
-
-    def _own(self, method: str) -> Callable[..., Any] | None:
-        return getattr(self.loader, method, None)
 
 
 def moved(batch: Any, device: torch.device) -> Any:

@@ -1,23 +1,16 @@
 """MNIST, from its four idx files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from mrfquant.data.dataset import dataset
 from mrfquant.data.images import DatasetInfo, Images, Split
-from mrfquant.data.registry import dataset
 from mrfquant.data.root import Download, fetch, read_checked
 
 MNIST = DatasetInfo(
-    name="mnist",
-    shape=(1, 28, 28),
-    classes=tuple("0123456789"),
-    mean=(0.1307,),
-    std=(0.3081,),
-    augment=None,
+    name="mnist", shape=(1, 28, 28), classes=tuple("0123456789"), mean=(0.1307,), std=(0.3081,), augment=None
 )
 VALIDATION = 10_000  # the last of the training images
 
@@ -45,7 +38,7 @@ def mnist(root: Path) -> Images:
 
 
 def _present(root: Path, name: str) -> Path | None:
-    """The file as it lies under the root, plain or compressed."""
+    """Return the file as it lies under the root, plain or compressed."""
     plain = root / FOLDER / name
     return next((path for path in (plain, plain.with_name(name + ".gz")) if path.exists()), None)
 
@@ -61,8 +54,7 @@ def _read(root: Path, name: str) -> torch.Tensor:
 
 
 def parse_idx(data: np.ndarray) -> np.ndarray:
-    """The array in an idx file of unsigned bytes: two zero bytes, the type, the number of dimensions, each as
-    big-endian uint32, and the values."""
+    """Return the array of an idx file: two zeros, the type, the number of dimensions, each as >u4, and the values."""
     dimensions = int(data[3])
     header = 4 + 4 * dimensions
     return data[header:].reshape(data[4:header].view(">u4")).copy()

@@ -18,14 +18,9 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Pairs(Dataset):
-    """Three pairs (inputs, targets) of tensors with an example in each row; they are given to the network as they are.
+    """Three pairs (inputs, targets) of tensors with an example in each row, given to the network as they are.
 
-    Attributes:
-        name: as in results.
-        train: inputs and targets.
-        val: likewise.
-        test: likewise.
-        classes: how many classes the targets name; None for targets that are numbers.
+    `classes` says how many classes the targets name; None for targets that are numbers.
     """
 
     name: str
@@ -53,18 +48,14 @@ class Pairs(Dataset):
     def outputs(self) -> int:
         return self.classes or self.train[1][0].numel()
 
-    def pair(self, split: SplitName) -> Pair:
-        """Inputs and targets of a split."""
-        return {"train": self.train, "val": self.val, "test": self.test}[split]
-
     def size(self, split: SplitName) -> int:
-        return len(self.pair(split)[0])
+        return len(getattr(self, split)[0])
 
     def stream(self, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> RowBatches:
-        return RowBatches(self.train, batch_size, seed, rank, world_size, self.device)
+        return RowBatches(self.train, batch_size, seed, self.device, rank, world_size)
 
     def ordered(self, split: SplitName, batch_size: int = 1000, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
-        inputs, targets = (tensor[rank::world_size].split(max(1, batch_size)) for tensor in self.pair(split))
+        inputs, targets = (tensor[rank::world_size].split(max(1, batch_size)) for tensor in getattr(self, split))
         for x, y in zip(inputs, targets, strict=True):
             yield x.to(self.device), y.to(self.device)
 
@@ -78,17 +69,11 @@ class RowBatches(Batches):
     """Endless stream of rows of a pair of tensors, in a random order for each epoch."""
 
     def __init__(
-        self,
-        pair: Pair,
-        batch_size: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        device: torch.device | None = None,
+        self, pair: Pair, batch_size: int, seed: int, device: torch.device, rank: int, world_size: int
     ) -> None:
         self._pair = pair
         row = sum(tensor[0].nbytes for tensor in pair)
-        super().__init__(len(pair[0]), row, batch_size, seed, device or pair[0].device, rank, world_size, "examples")
+        super().__init__(len(pair[0]), row, batch_size, seed, device, rank, world_size, "examples")
 
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
         return torch.randperm(size, generator=generator)[None].to(self._pair[0].device)

@@ -1,7 +1,5 @@
 """The folder of the data sets: where it is, how missing files get there, and whether a file is what it should be."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os
@@ -24,20 +22,13 @@ REPAIR = "delete it so that it is downloaded again, or put the right file there"
 
 
 def data_root(given: str | Path | None = None) -> Path:
-    """The folder of the data sets: `given`, else the variable MRFQUANT_DATA, else ~/.cache/mrfquant/data."""
+    """Return the folder of the data sets: `given`, else the variable MRFQUANT_DATA, else ~/.cache/mrfquant/data."""
     return Path(given or os.environ.get("MRFQUANT_DATA") or "~/.cache/mrfquant/data").expanduser()
 
 
 @dataclass(frozen=True)
 class Download:
-    """An archive or a file on the net.
-
-    Attributes:
-        md5: of it.
-        provides: the files (or a whole folder) that it holds, relative to the root.
-        unpack_in: the folder, relative to the root, that the archive's own paths start from.
-        archive: False for a plain file, the only one that it provides.
-    """
+    """An archive, or a plain file, on the net, and the files or the folder that it provides, relative to the root."""
 
     url: str
     md5: str
@@ -47,11 +38,7 @@ class Download:
 
 
 def fetch(root: Path, downloads: Sequence[Download]) -> None:
-    """Download what is missing under `root`; every file appears there whole or not at all.
-
-    Raises:
-        BadInput: a download failed.
-    """
+    """Download what is missing under `root`; every file appears there whole or not at all."""
     missing = {download: [path for path in download.provides if not (root / path).exists()] for download in downloads}
     missing = {download: paths for download, paths in missing.items() if paths}
     if not missing:
@@ -80,11 +67,7 @@ def fetch(root: Path, downloads: Sequence[Download]) -> None:
 
 
 def read_checked(path: Path, size: int, md5: str | None = None) -> np.ndarray:
-    """The bytes of a file, uncompressed if its name ends in .gz, as uint8 (size,).
-
-    Raises:
-        BadInput: the file cannot be read, or its uncompressed size or md5 is not the one given.
-    """
+    """Return the bytes of a file, unzipped if it is a .gz, as uint8 (size,); refuse another size or md5."""
     try:
         if path.exists() and not path.is_file():
             raise OSError("it is no ordinary file")

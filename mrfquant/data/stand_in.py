@@ -1,18 +1,13 @@
 """Synthetic data in the form of a known data set, to try a configuration without its files."""
 
-from __future__ import annotations
-
-import functools
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from mrfquant.data.cifar import CIFAR10, CIFAR100
+from mrfquant.data.dataset import STAND_INS
 from mrfquant.data.digits import DIGITS
 from mrfquant.data.images import Images, Split
 from mrfquant.data.mnist import MNIST
-from mrfquant.data.registry import STAND_INS
 from mrfquant.data.texts import shakespeare_stand_in
 from mrfquant.data.tinyimagenet import TINYIMAGENET
 from mrfquant.errors import BadInput
@@ -22,11 +17,7 @@ SIZES = (512, 256, 256)  # train, validation, test
 
 
 def stand_in(name: str) -> Images:
-    """A small learnable data set with the shape, classes, normalisation and augmentation of the data set `name`.
-
-    An image is the pattern of its class plus noise, the same at every call. A pattern is smooth and symmetric, so
-    that crops and flips keep it.
-    """
+    """Return a small learnable data set of the form of `name`: smooth, symmetric patterns of the classes plus noise."""
     if name not in INFOS:
         raise BadInput(f"no stand-in for the data set {name!r}, expected one of {', '.join(INFOS)}")
     info = INFOS[name]
@@ -39,19 +30,13 @@ def stand_in(name: str) -> Images:
     def split(size: int) -> Split:
         labels = torch.randperm(size, generator=generator) % len(info.classes)  # every class, equally often
         noise = torch.randn(size, *info.shape, generator=generator)
-        return Split(_to_bytes(mean + std * (patterns[labels] + noise) / 2), labels)
+        images = mean + std * (patterns[labels] + noise) / 2  # mostly in [0, 1]
+        return Split((255 * images).round().clamp(0, 255).to(torch.uint8), labels)
 
     train, val, test = (split(size) for size in SIZES)
     return info.dataset(train, val, test, stand_in=True)
 
 
-def _of_form(name: str, **settings: object) -> Images:
-    return stand_in(name)  # whatever the settings of the real one are
-
-
-STAND_INS |= {name: functools.partial(_of_form, name) for name in INFOS} | {"shakespeare": shakespeare_stand_in}
-
-
-def _to_bytes(images: Tensor) -> Tensor:
-    """From [0, 1] to uint8, clipped."""
-    return (255 * images).round().clamp(0, 255).to(torch.uint8)
+# Whatever the settings of the real one are.
+STAND_INS |= {name: lambda name=name, **settings: stand_in(name) for name in INFOS}
+STAND_INS["shakespeare"] = shakespeare_stand_in

@@ -3,13 +3,11 @@
 alice.txt.gz holds "Alice's Adventures in Wonderland" by Lewis Carroll, 1865, which is in the public domain.
 """
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 
 from mrfquant.config.settings import Count
-from mrfquant.data.registry import dataset
+from mrfquant.data.dataset import dataset
 from mrfquant.data.root import Download, fetch, read_checked
 from mrfquant.data.tokens import Tokens, characters, octets
 from mrfquant.errors import BadInput

@@ -1,7 +1,5 @@
 """TinyImageNet: 110,000 JPEG files, decoded once and kept as one uncompressed .npz beside their folder."""
 
-from __future__ import annotations
-
 import warnings
 import zipfile
 from collections.abc import Sequence
@@ -15,9 +13,9 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from mrfquant.data.dataset import dataset
 from mrfquant.data.image_batches import Augmentation
 from mrfquant.data.images import DatasetInfo, Images, Split
-from mrfquant.data.registry import dataset
 from mrfquant.data.root import Download, fetch
 from mrfquant.errors import BadInput
 from mrfquant.storage.files import atomic
@@ -60,7 +58,7 @@ def tinyimagenet(root: Path) -> Images:
 
 
 def _read_cache(path: Path) -> dict[str, np.ndarray] | None:
-    """The decoded images, or None if they have to be decoded (again): no file, or one that is not whole."""
+    """Return the decoded images, or None if they have to be decoded (again): no file, or one that is not whole."""
     try:
         with zipfile.ZipFile(path) as archive:
             if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
@@ -118,12 +116,12 @@ def _lines(path: Path) -> list[str]:
 
 
 def _columns(path: Path) -> dict[str, str]:
-    """The second column of a table with tabs, by the first."""
+    """Return the second column of a table with tabs, by the first."""
     return {first: second for first, second, *_ in ([*line.split("\t"), ""] for line in _lines(path))}
 
 
 def _decode(paths: Sequence[Path], title: str) -> np.ndarray:
-    """The images of JPEG files as uint8, (n, c, h, w)."""
+    """Return the images of JPEG files as uint8, (n, c, h, w)."""
     images = np.empty((len(paths), *TINYIMAGENET.shape), np.uint8)
     with ThreadPool() as pool:  # threads suffice: Pillow decodes without the interpreter's lock
         decoded = pool.imap(_decode_one, paths, chunksize=64)

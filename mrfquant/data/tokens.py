@@ -16,16 +16,11 @@ from mrfquant.errors import BadInput
 
 @dataclass(frozen=True, eq=False)
 class Tokens(Dataset):
-    """A text in three parts, as the numbers of its tokens; an input is a window, its targets the tokens that follow.
+    """A text in three parts of token numbers (n,); an input is a window, its targets the tokens that follow.
 
     Attributes:
-        name: as in results.
-        train: whole numbers (n,), of any integer type.
-        val: likewise.
-        test: likewise.
         vocabulary: every token as text, in the order of the numbers.
         context: tokens of a window.
-        stand_in: marks text that only takes the place of the named one.
     """
 
     name: str
@@ -63,19 +58,15 @@ class Tokens(Dataset):
     def outputs(self) -> int:
         return len(self.vocabulary)
 
-    def part(self, name: SplitName) -> Tensor:
-        """The tokens of a split."""
-        return {"train": self.train, "val": self.val, "test": self.test}[name]
-
     def size(self, split: SplitName) -> int:
-        return -(-(len(self.part(split)) - 1) // self.context)
+        return -(-(len(getattr(self, split)) - 1) // self.context)
 
     def stream(self, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> WindowBatches:
-        return WindowBatches(self.train, self.context, batch_size, seed, rank, world_size, self.device)
+        return WindowBatches(self.train, self.context, batch_size, seed, self.device, rank, world_size)
 
     def ordered(self, split: SplitName, batch_size: int = 100, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
         """Windows side by side; the last, as short as the text leaves it, comes alone."""
-        tokens = self.part(split)
+        tokens = getattr(self, split)
         whole, rest = divmod(len(tokens) - 1, self.context)
         starts = torch.arange(whole, device=tokens.device)[rank::world_size] * self.context
         for some in starts.split(max(1, batch_size)):
@@ -99,22 +90,14 @@ class WindowBatches(Batches):
     """
 
     def __init__(
-        self,
-        tokens: Tensor,
-        context: int,
-        batch_size: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        device: torch.device | None = None,
+        self, tokens: Tensor, context: int, batch_size: int, seed: int, device: torch.device, rank: int, world_size: int
     ) -> None:
         size = max(1, (len(tokens) - 1) // context - 1)  # the first window may start anywhere in the first `context`
-        device = device or tokens.device
         super().__init__(size, 16 * context, batch_size, seed, device, rank, world_size, "windows")
         self._tokens, self._context = tokens, context
 
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
-        """The windows in random order, and where the first of them starts."""
+        """Return the windows in random order, and where the first of them starts."""
         room = min(self._context, len(self._tokens) - size * self._context)
         first = torch.randint(room, (1,), generator=generator).expand(size)
         return torch.stack([torch.randperm(size, generator=generator), first]).to(self._tokens.device)
@@ -134,12 +117,7 @@ def _windows(tokens: Tensor, starts: Tensor, length: int, device: torch.device) 
 def characters(
     name: str, text: str, context: int = 128, vocabulary: Sequence[str] | None = None, **kwargs: Any
 ) -> Tokens:
-    """The data set of a text's characters: the first 90 % train, the next 5 % validate, the last 5 % test.
-
-    Args:
-        vocabulary: the characters to tell apart; those of the text by default.
-        kwargs: further attributes of `Tokens`.
-    """
+    """Return the data set of a text's characters: the first 90 % train, the next 5 % validate, the last 5 % test."""
     known = tuple(vocabulary or sorted(set(text)))
     numbers = {character: number for number, character in enumerate(known)}
     if missing := sorted(set(text) - set(known)):
@@ -149,7 +127,7 @@ def characters(
 
 
 def octets(name: str, data: bytes, context: int = 128) -> Tokens:
-    """The data set of a file's bytes, in the parts of `characters`; any file will do, and any text fits."""
+    """Return the data set of a file's bytes, in the parts of `characters`; any file will do, and any text fits."""
     tokens = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return _parts(name, tokens, tuple(bytes([b]).decode("latin-1") for b in range(256)), context)
 

@@ -1,7 +1,5 @@
 """Importing torchvision where its wheel, built for CUDA, meets a CPU build of torch."""
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
 
@@ -12,11 +10,7 @@ _libraries: list[torch.library.Library] = []  # the declarations last only as lo
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, with the missing operators declared first if it fails for want of them.
-
-    Its compiled operators do not load on such an installation, and importing it then ends with "operator
-    torchvision::nms does not exist". With the schemas declared, its data sets and transforms work.
-    """
+    """Import torchvision; where its compiled operators do not load, declare them, and data sets and transforms work."""
     try:
         return importlib.import_module("torchvision")
     except RuntimeError as error:

@@ -2,11 +2,9 @@
 network that learns fast; a GPT."""
 
 from mrfquant.models.gpt import GPT
-from mrfquant.models.lenet import LeNet5, LeNet300
+from mrfquant.models.paper import VGG, LeNet5, LeNet300, ResNet
 from mrfquant.models.registry import NETWORKS, network
-from mrfquant.models.resnet import ResNet
 from mrfquant.models.resnet_cifar import CifarResNet
-from mrfquant.models.vgg import VGG
 from mrfquant.models.whitened import WhitenedNet
 
 __all__ = ["GPT", "NETWORKS", "VGG", "CifarResNet", "LeNet5", "LeNet300", "ResNet", "WhitenedNet", "network"]

@@ -1,7 +1,5 @@
 """GPT: a decoder of pre-norm blocks that predicts the next token of a text."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -153,8 +151,7 @@ class Attention(nn.Module):
 
 
 def turned(x: Tensor, first: int) -> Tensor:
-    """Rotary positions (Su et al., 2021): the pair (x_i, x_{i+h}) of a head (b, heads, t, 2h) of the token at place p
-    is turned by the angle p / base^(i/h), so that products of queries and keys depend on distances only."""
+    """Turn the pair (x_i, x_{i+h}) of heads (b, heads, t, 2h) at place p by p / base^(i/h) (Su et al., 2021)."""
     half = x.shape[-1] // 2
     places = torch.arange(first, first + x.shape[2], device=x.device, dtype=torch.float32)
     rates = ROTARY_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)

@@ -1,7 +1,5 @@
 """Networks that can be built again from a name and arguments, as a packed file has them."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable
@@ -16,8 +14,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {}
 
 
 def network(cls: type[N]) -> type[N]:
-    """Make a class of networks, built from the shape of an image and the number of classes, known by its name, here
-    and to gin; an instance remembers what it was built with, defaults left out, as `arguments`."""
+    """Make a class of networks known by its name, here and to gin; instances remember their `arguments`."""
     build = cls.__init__
 
     @functools.wraps(build)

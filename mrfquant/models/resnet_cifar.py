@@ -1,7 +1,5 @@
 """ResNet-20, 32, 44, 56 and 110 for CIFAR (He et al., 2016, section 4.2), with the names of the public weights."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor, nn
@@ -33,13 +31,7 @@ class BasicBlock(nn.Module):
 
 @network
 class CifarResNet(nn.Module):
-    """Three stages of basic blocks with 16, 32 and 64 channels, global average pooling, one linear layer.
-
-    Args:
-        shape: (channels, height, width) of an image.
-        classes: number of classes.
-        depth: 6 n + 2 layers for n blocks in a stage.
-    """
+    """Three stages of basic blocks with 16, 32 and 64 channels, pooling, one linear layer; depth is 6 n + 2."""
 
     def __init__(
         self, shape: tuple[int, int, int], classes: Count, depth: Literal[8, 20, 32, 44, 56, 110] = 20

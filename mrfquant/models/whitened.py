@@ -3,8 +3,6 @@
 The form is that of the CIFAR-10 speed records (Page, 2018; Jordan, 2024).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 
@@ -69,8 +67,7 @@ class WhitenedNet(nn.Module):
         self.head = nn.Linear(widths[-1], classes, bias=False)
 
     def fit_to(self, images: Tensor) -> None:
-        """Let the stem whiten the patches of these images: each principal direction, over its deviation, and its
-        negative."""
+        """Whiten the patches of these images: each principal direction over its deviation, and its negative."""
         patches = images.double().unfold(2, PATCH, 1).unfold(3, PATCH, 1)  # (n, c, h, w, 2, 2)
         patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(0, 2).flatten(1)
         variances, directions = torch.linalg.eigh(torch.cov(patches.T))

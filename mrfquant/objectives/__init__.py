@@ -1,9 +1,8 @@
 """What a network is trained for: the loss, and the figures by which it is judged."""
 
 from mrfquant.objectives.base import Objective, outputs_of
-from mrfquant.objectives.classification import CrossEntropy
+from mrfquant.objectives.classification import CrossEntropy, NextToken
 from mrfquant.objectives.distillation import Distillation
 from mrfquant.objectives.regression import Regression
-from mrfquant.objectives.text import NextToken
 
 __all__ = ["CrossEntropy", "Distillation", "NextToken", "Objective", "Regression", "outputs_of"]

@@ -12,7 +12,7 @@ from mrfquant.metric import Metric
 
 
 def outputs_of(forward: Callable[..., Any], inputs: Any) -> Any:
-    """What a network makes of a batch's inputs: one argument, or a tuple or dict of them."""
+    """Return what a network makes of a batch's inputs: one argument, or a tuple or dict of them."""
     if isinstance(inputs, Mapping):
         return forward(**inputs)
     return forward(*inputs) if isinstance(inputs, tuple) else forward(inputs)
@@ -28,16 +28,16 @@ class Objective(ABC):
         metrics: the figures that evaluation reports; the first of them chooses the best network.
         scores: those that `score` gives.
         temperature: what the loss divides the network's outputs by, for energies that look at its curvature.
-        taught: whether the network as the run starts it is a part of the loss, and has to be a trained one.
+        needs_teacher: whether the network as the run starts it is a part of the loss, and has to be a trained one.
     """
 
     metrics: tuple[Metric, ...]
     scores: tuple[Metric, ...]
     temperature: float = 1.0
-    taught: bool = False
+    needs_teacher: bool = False
 
     @property
-    def chooses(self) -> Metric:
+    def primary_metric(self) -> Metric:
         """The metric that chooses the best network."""
         return self.metrics[0]
 
@@ -53,14 +53,14 @@ class Objective(ABC):
         """The network as the run starts it, before it is labelled."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs of it."""
+        """Return what a resumed run needs of it."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - likewise
         """Go on from a state of the same objective."""
 
     @property
-    def judge(self) -> Objective:
+    def evaluated_as(self) -> Objective:
         """The objective by which networks are judged: another one than this only where it adds to a loss."""
         return self
 

@@ -1,7 +1,5 @@
 """A float network as the teacher of the quantized one."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any
@@ -31,22 +29,22 @@ class Distillation(Objective):
     """
 
     def __init__(self, objective: Objective | None = None, share: Fraction = 0.5, softness: Positive = 1.0) -> None:
-        self._judge = objective or CrossEntropy()
+        self._inner = objective = objective or CrossEntropy()
         self.share, self.softness = share, softness
-        self.metrics, self.scores, self.temperature = self.judge.metrics, self.judge.scores, self.judge.temperature
-        self.taught = share > 0
+        self.metrics, self.scores, self.temperature = objective.metrics, objective.scores, objective.temperature
+        self.needs_teacher = share > 0
         self.teacher: nn.Module | None = None
 
     @property
-    def judge(self) -> Objective:
-        return self._judge
+    def evaluated_as(self) -> Objective:
+        return self._inner
 
     def attach(self, model: nn.Module) -> None:
         self.teacher = copy.deepcopy(model).eval().requires_grad_(False)
 
     def training_loss(self, outputs: Tensor, targets: Tensor, inputs: Any) -> Tensor:
-        own = self.judge.training_loss(outputs, targets, inputs)
-        if not self.taught:
+        own = self._inner.training_loss(outputs, targets, inputs)
+        if not self.needs_teacher:
             return own
         assert self.teacher is not None, "attach it first"
         with torch.no_grad():
@@ -56,19 +54,19 @@ class Distillation(Objective):
         return (1 - self.share) * own + self.share * self.softness**2 * divergence
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self.judge.loss(outputs, targets)
+        return self._inner.loss(outputs, targets)
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self.judge.sums(outputs, targets)
+        return self._inner.sums(outputs, targets)
 
     def figures(self, sums: Sequence[float]) -> dict[str, float]:
-        return self.judge.figures(sums)
+        return self._inner.figures(sums)
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        return self.judge.predictions(outputs)
+        return self._inner.predictions(outputs)
 
     def score(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
-        return self.judge.score(predictions, targets)
+        return self._inner.score(predictions, targets)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.teacher is None else {"teacher": self.teacher.state_dict()}

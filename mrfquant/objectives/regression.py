@@ -1,7 +1,5 @@
 """Numbers for each input."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -18,10 +16,7 @@ from mrfquant.objectives.base import Objective
 class Regression(Objective):
     """Outputs against numbers of the same shape, by the mean squared error; judged by its root and the mean error."""
 
-    metrics = scores = (
-        Metric("rmse", "RMSE", higher=False),
-        Metric("mae", "mean error", higher=False),
-    )
+    metrics = scores = (Metric("rmse", "RMSE", higher=False), Metric("mae", "mean error", higher=False))
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if outputs.shape != targets.shape:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mrfquant.packing.few_bits import multiply_by_few_bits
-from mrfquant.packing.integers import IntegerWeight
+from mrfquant.packing.integers import IntegerWeight, multiply_by_few_bits
 from mrfquant.packing.parameter import PackedParameter
 from mrfquant.packing.unpack_nodes import initializer
 
@@ -36,13 +35,7 @@ BETWEEN = ("Add", "MaxPool", "Relu", "Clip", "Pad", "Slice", "Reshape", "Flatten
 def in_eight_bits(
     model: Model, packed: Mapping[str, PackedParameter], batches: Sequence[Mapping[str, np.ndarray]]
 ) -> tuple[Model, dict[str, PackedParameter]]:
-    """The network with 8-bit activations, and what the packed ones of its initializers are now.
-
-    Args:
-        model: the exported network with float weights under the names of `packed`.
-        packed: its parameters on levels.
-        batches: inputs to find the ranges with, by name.
-    """
+    """Return the network with 8-bit activations, whose ranges `batches` give, and its packed initializers."""
     import onnx_ir
     from onnxscript import optimizer
 
@@ -58,7 +51,7 @@ def in_eight_bits(
         for index in range(len(model.graph.outputs)):
             _leave_float(model.graph, index)
         for name in weights:
-            _leave_out_what_follows(model.graph, f"{name}_quantized")
+            _derive_bias_scale(model.graph, f"{name}_quantized")
         optimizer.remove_unused_nodes(model)
     few = multiply_by_few_bits(model, packed)
     left = model.graph.initializers.keys() - weights.keys() - few
@@ -67,7 +60,7 @@ def in_eight_bits(
 
 
 def _integer_weights(graph: Graph, packed: Mapping[str, PackedParameter]) -> dict[str, IntegerWeight]:
-    """Weights that an integer kernel can take: those of layers alone, and exact in int8."""
+    """Return the weights that an integer kernel can take: those of layers alone, and exact in int8."""
     found = {}
     for name, parameter in packed.items():
         value = graph.initializers.get(name)
@@ -79,7 +72,7 @@ def _integer_weights(graph: Graph, packed: Mapping[str, PackedParameter]) -> dic
 
 
 def _is_layer(node: Node, index: int) -> bool:
-    """Whether a node multiplies by its input `index`, whose first dimension is that of the outputs."""
+    """Return whether a node multiplies by its input `index`, whose first dimension is that of the outputs."""
     transposed = node.op_type != "Gemm" or node.attributes.get_int("transB", 0) == 1
     return node.op_type in LAYERS and index == 1 and transposed
 
@@ -159,7 +152,7 @@ def _left_float(proto: ModelProto, weights: Mapping[str, IntegerWeight]) -> Iter
 
 
 def calibration_reader(batches: Sequence[Mapping[str, np.ndarray]]) -> Any:
-    """The batches as ONNX Runtime's quantization asks for them."""
+    """Return the batches as ONNX Runtime's quantization asks for them."""
     from onnxruntime.quantization import CalibrationDataReader
 
     class Reader(CalibrationDataReader):
@@ -200,7 +193,7 @@ def _leave_float(graph: Graph, index: int) -> None:
         output.replace_all_uses_with(before, replace_graph_outputs=True)
 
 
-def _leave_out_what_follows(graph: Graph, name: str) -> None:
+def _derive_bias_scale(graph: Graph, name: str) -> None:
     """The scale of a layer's bias, which is the input's times the weight's, and its zero point, 0 as is the default."""
     from onnx_ir.tape import Tape
 

@@ -5,8 +5,6 @@ bits   label i takes the bits i b to (i + 1) b - 1 of the stream, b = ceil(log2 
 base3  for three levels: byte j is the sum over i < 5 of label 5 j + i times 3^i. What is left counts as 0.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import Literal
 
@@ -27,7 +25,7 @@ def label_bits(d: int) -> int:
 
 
 def packed_size(count: int, d: int, encoding: Encoding) -> int:
-    """Bytes that `count` labels of d levels take."""
+    """Return the bytes that `count` labels of d levels take."""
     return -(-count // TRITS) if encoding == "base3" else -(-count * label_bits(d) // 8)
 
 
@@ -50,7 +48,7 @@ def pack(labels: Tensor, d: int, encoding: Encoding = "bits") -> Tensor:
 
 
 def unpack(packed: Tensor, count: int, d: int, encoding: Encoding = "bits") -> Tensor:
-    """The first `count` labels, uint8 (count,) (int32 above 256 levels); the inverse of `pack`."""
+    """Return the first `count` labels, uint8 (count,) (int32 above 256 levels); the inverse of `pack`."""
     size = packed_size(count, d, encoding)
     if packed.dtype != torch.uint8 or packed.shape != (size,):
         raise BadInput(
@@ -71,12 +69,12 @@ def unpack(packed: Tensor, count: int, d: int, encoding: Encoding = "bits") -> T
 
 
 def deflated(data: Tensor) -> Tensor:
-    """Bytes (n,) compressed by zlib: where labels have unlike shares, they take less than their bits."""
+    """Compress bytes (n,) by zlib: where labels have unlike shares, they take less than their bits."""
     return torch.frombuffer(bytearray(zlib.compress(data.numpy().tobytes(), 9)), dtype=torch.uint8)
 
 
 def inflated(data: Tensor, size: int) -> Tensor:
-    """The `size` bytes that were deflated; no more memory is taken than for these."""
+    """Return the `size` bytes that were deflated; no more memory is taken than for these."""
     if data.dtype != torch.uint8 or data.dim() != 1:
         raise BadInput(f"compressed labels are {tuple(data.shape)} {data.dtype}, expected a row of bytes")
     reader = zlib.decompressobj()

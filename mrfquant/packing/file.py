@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
 from mrfquant.packing.bits import MOST, inflated, packed_size
@@ -26,11 +26,10 @@ from mrfquant.storage.files import atomic
 from mrfquant.text import printable
 
 FORMAT, VERSION = "mrfquant", "1"
-WITH_ZEROS, COMPRESSED, TIED = "2", "3", "4"  # a reader that does not know of such things refuses a file that has them
 DEFLATED = "+zlib"  # after the encoding of labels
 SCALE, ZERO = ":scale", ":zero"  # after the name of the parameter that they belong to
 FLOATS = (torch.float32, torch.int64)  # of what is not packed: parameters left free, batch-norm statistics and counts
-KEYS = {"format", "network", "images", "blocks", "origin", "sha256"}
+KEYS = {"format", "network", "input_info", "blocks", "origin", "sha256"}  # and "tied", if anything is
 
 
 @dataclass
@@ -40,7 +39,7 @@ class PackedNetwork:
     Attributes:
         name: of the network, as in `mrfquant.models.NETWORKS`.
         arguments: that it is built from.
-        images: 'mean' and 'std' per channel of images in [0, 1], 'classes' in the order of the logits.
+        input_info: 'mean' and 'std' per channel of images in [0, 1], 'classes' or tokens in the order of the logits.
         parameters: those on levels.
         floats: everything else of the state dict.
         origin: method, data set, accuracy and so on, for people.
@@ -48,7 +47,7 @@ class PackedNetwork:
 
     name: str
     arguments: dict[str, Any]
-    images: dict[str, list[Any]]
+    input_info: dict[str, list[Any]]
     parameters: dict[str, PackedParameter]
     floats: dict[str, Tensor]
     origin: dict[str, Any] = field(default_factory=dict)
@@ -59,11 +58,11 @@ class PackedNetwork:
         return printable(", ".join([self.name, *(f"{key} {value}" for key, value in self.origin.items())]))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The network's state with its weights as float32."""
+        """Return the network's state with its weights as float32."""
         return {name: p.values() for name, p in self.parameters.items()} | self.floats
 
     def tied(self) -> dict[str, str]:
-        """The names of what another name has already, and that name: a file holds it once."""
+        """Return the names of what another name has already, and that name: a file holds it once."""
         first: dict[Any, str] = {}
         held: dict[str, Any] = {name: id(p) for name, p in self.parameters.items()}
         held |= {name: (t.data_ptr(), t.shape, t.dtype) for name, t in self.floats.items() if t.numel()}
@@ -77,17 +76,14 @@ class PackedNetwork:
         """
         tied = self.tied()
         parameters = {name: p for name, p in self.parameters.items() if name not in tied}
-        version = WITH_ZEROS if any(p.zero is not None for p in parameters.values()) else VERSION
-        version = COMPRESSED if compress else version
         metadata = {
-            "format": f"{FORMAT} {TIED if tied else version}",
+            "format": f"{FORMAT} {VERSION}",
             "network": _json([self.name, self.arguments]),
-            "images": _json(self.images),
+            "input_info": _json(self.input_info),
             "blocks": _json(_blocks(parameters, DEFLATED if compress else "")),
             "origin": _json(self.origin),
+            **({"tied": _json(tied)} if tied else {}),
         }
-        if tied:
-            metadata["tied"] = _json(tied)
         tensors = {name: p.stored(compress) for name, p in parameters.items()}
         tensors |= {name: t for name, t in self.floats.items() if name not in tied}
         tensors |= {name + SCALE: p.scale for name, p in parameters.items() if p.scale is not None}
@@ -113,7 +109,7 @@ class PackedNetwork:
     @classmethod
     def _parse(cls, metadata: dict[str, str], tensors: dict[str, Tensor]) -> PackedNetwork:
         name, arguments = json.loads(metadata["network"])
-        images, origin = json.loads(metadata["images"]), json.loads(metadata["origin"])
+        input_info, origin = json.loads(metadata["input_info"]), json.loads(metadata["origin"])
         parameters: dict[str, PackedParameter] = {}
         left = dict(tensors)
         for levels, encoding, shapes, *group_size in json.loads(metadata["blocks"]):
@@ -131,9 +127,15 @@ class PackedNetwork:
                 raise BadInput(f"the tensor {tensor} has values that are not finite")
         if not (isinstance(name, str) and isinstance(arguments, dict) and isinstance(origin, dict)):
             raise TypeError
-        if len(images["mean"]) != len(images["std"]) or not all(0 < s < math.inf for s in images["std"]):
+        mean, std = input_info["mean"], input_info["std"]
+        if len(mean) != len(std) or not all(0 < s < math.inf for s in std):
             raise ValueError
-        return cls(name, arguments, images, parameters, left, origin)
+        return cls(name, arguments, input_info, parameters, left, origin)
+
+
+def packed_network(model: nn.Module) -> PackedNetwork:
+    """Return what the file says that `load` made the network from."""
+    return vars(model)["packed_network"]
 
 
 def _blocks(parameters: dict[str, PackedParameter], after: str) -> list[list[Any]]:
@@ -160,10 +162,10 @@ def _parameter(
         raise BadInput(f"{name} has the encoding {str(encoding)[:40]!r}, expected 'bits', or 'base3' for three levels")
     sizes = [size for size in shape if isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**40]
     if len(sizes) < len(shape) or len(shape) > 16 or math.prod(max(1, size) for size in sizes) >= 2**60:
-        raise BadInput(f"{name} has a shape that is none")
+        raise BadInput(f"{name} has the invalid shape {str(shape)[:60]}")
     size = group_size[0] if group_size else None
     if len(group_size) > 1 or (size is not None and (type(size) is not int or not 0 < size < 2**40)):
-        raise BadInput(f"{name} has a group size that is none")
+        raise BadInput(f"{name} has the invalid group size {str(group_size)[:60]}")
     if name not in tensors:
         raise BadInput(f"{name} is announced and not there")
     data, scale, zero = tensors.pop(name), tensors.pop(name + SCALE, None), tensors.pop(name + ZERO, None)
@@ -192,10 +194,10 @@ def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             kind, _, version = metadata.get("format", "").partition(" ")
             if kind != FORMAT:
                 raise BadInput(f"{path} is a safetensors file of another kind: give one written by mrfquant pack")
-            if version not in (VERSION, WITH_ZEROS, COMPRESSED, TIED):
+            if version != VERSION:
                 raise BadInput(
-                    f"{path} has version {version[:20]!r} of the format, this program reads {VERSION!r} to "
-                    f"{TIED!r}: use another release, or pack the run again"
+                    f"{path} has version {version[:20]!r} of the format, this program reads {VERSION!r}: use another "
+                    "release, or pack the run again"
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except BadInput:
@@ -220,7 +222,7 @@ def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
 
 
 def _short(number: float) -> float:
-    """The same number in fewer characters, if it is whole."""
+    """Return the same number in fewer characters, if it is whole."""
     return int(number) if number.is_integer() else number
 
 

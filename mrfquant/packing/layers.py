@@ -6,8 +6,6 @@ equal those of the float layer to float32 rounding, and to the bit where the who
 on few vectors needs no tiles at all where numba is installed: see `mrfquant.kernels.packed`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,9 +27,7 @@ EVEN = 8  # rows; a convolution is fastest on multiples
 class PackedLayer(nn.Module):
     """What packed layers share: the bytes, and unpacking a tile of rows.
 
-    Args:
-        weight: of up to 256 levels; its labels are encoded anew so that every row starts a byte.
-        bias: (rows,) or None. tile_bytes: what unpacking may take at a time. word: see `kernel.pack_rows`.
+    Labels are encoded anew so that every row starts a byte; `tile_bytes` is what unpacking may take at a time.
     """
 
     packed: Tensor
@@ -72,7 +68,7 @@ class PackedLayer(nn.Module):
         return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
     def rows(self, start: int, stop: int, values: Tensor) -> Tensor:
-        """The float weights of some rows, by the table of `kernel.byte_values`."""
+        """Return the float weights of some rows, by the table of `kernel.byte_values`."""
         weights = kernel.unpack_rows(self.packed[:, start:stop], self.columns, values)
         if self.scale is not None:
             weights.mul_(self._of_rows(self.scale, start, stop))
@@ -81,7 +77,7 @@ class PackedLayer(nn.Module):
         return weights.reshape(-1, *self.shape[1:])
 
     def _of_rows(self, scale: Tensor, start: int, stop: int) -> Tensor:
-        """The scales or zero points of some rows, in a shape that broadcasts with them."""
+        """Return the scales or zero points of some rows, in a shape that broadcasts with them."""
         if self.group_size is None:
             return scale.expand(self.shape[0])[start:stop, None]
         return in_columns(scale[start:stop], self.group_size, self.columns)
@@ -90,7 +86,7 @@ class PackedLayer(nn.Module):
         return f"{self.shape}, levels={self.levels.tolist()}, bias={self.bias is not None}, {self.nbytes} bytes"
 
     def _step(self) -> int:
-        """Rows of a tile."""
+        """Return the number of rows of a tile."""
         if self.packed.device.type != "cpu":
             return self.shape[0]
         fit = max(1, (self.tile_bytes - self._table_nbytes) // self._row_nbytes)
@@ -103,8 +99,7 @@ class PackedLayer(nn.Module):
 
     @property
     def _row_nbytes(self) -> int:
-        """Bytes of a row while it is unpacked: packed, as indices, its weights, a convolution's without padding, and
-        the scales of weights in runs."""
+        """Return what a row takes while it is unpacked: bytes, indices, weights (twice for convolutions), scales."""
         width = self.packed.shape[0] * self.packed.shape[2]
         weights = width * kernel.labels_per_byte(len(self.levels))
         copied = self.columns if len(self.shape) > 2 and weights > self.columns else 0
@@ -130,7 +125,7 @@ class PackedLinear(PackedLayer):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def _few(self, x: Tensor) -> bool:
-        """Whether the product with bytes can be used and is the faster way."""
+        """Return whether the product with bytes can be used and is the faster way."""
         many = x.numel() > FEW * kernel.labels_per_byte(len(self.levels)) * self.columns
         if many or self.group_size is not None or kernel.compiled() is None:
             return False
@@ -183,7 +178,7 @@ class PackedConv2d(PackedLayer):
         return torch.cat([self._convolved(x, a, b, values, padding) for a, b in tiles], 1).contiguous()
 
     def _convolved(self, x: Tensor, start: int, stop: int, values: Tensor, padding: Pair | str) -> Tensor:
-        """The outputs of a tile, which is part of a group or some whole groups."""
+        """Return the outputs of a tile, which is part of a group or some whole groups."""
         outputs, inputs = self.shape[0] // self.groups, self.shape[1]
         first, groups = start // outputs, -(-(stop - start) // outputs)
         x = x if groups == self.groups else x.narrow(1, first * inputs, groups * inputs)
@@ -200,7 +195,7 @@ class PackedConv2d(PackedLayer):
         return [(a, min(a + step, group + outputs)) for group in groups for a in range(group, group + outputs, step)]
 
     def _borders(self) -> list[int]:
-        """What to pad left, right, above and below."""
+        """Return what to pad left, right, above and below."""
         borders = []
         for i in (1, 0):
             reach = _pair(self.dilation)[i] * (self.shape[2 + i] - 1)
@@ -219,11 +214,11 @@ class Unpacking(nn.Module):
         self.held = held
 
     def forward(self, nothing: Tensor) -> Tensor:
-        """The weights; what is kept in their place is empty."""
+        """Return the weights; what is kept in their place is empty."""
         return self.held.weight
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """What is kept in the weights' place."""
+        """Return what is kept in the weights' place."""
         return weight.new_empty(0)
 
 
@@ -281,7 +276,7 @@ def _forget_weights(module: nn.RNNBase, *_: Any) -> None:
 
 
 def _packed_layer(name: str, layer: nn.Linear | nn.Conv2d, weight: PackedParameter) -> PackedLayer:
-    """The packed form of a layer, on its device."""
+    """Return the packed form of a layer, on its device."""
     if weight.shape != tuple(layer.weight.shape):
         raise BadInput(f"{name} has weights of shape {tuple(layer.weight.shape)}, packed are {weight.shape}")
     if isinstance(layer, nn.Linear):

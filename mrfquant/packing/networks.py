@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,8 +17,9 @@ from mrfquant.errors import BadInput
 from mrfquant.models import NETWORKS
 from mrfquant.packing.bits import Encoding
 from mrfquant.packing.file import FLOATS, PackedNetwork
-from mrfquant.packing.parameter import PackedParameter, in_columns, under_all_names
+from mrfquant.packing.parameter import PackedParameter, in_columns, tied_names, under_all_names
 
+Labels = Mapping[str, Mapping[str, Any]]  # by name: "levels", "scale" in its shape or None, "group_size"; maybe "zero"
 COUNTER = "num_batches_tracked"  # of batch norm: training needs it, a packed network does not
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ def load(
     activations: Literal["float", "int8"] = "float",
     calibration: Sequence[Any] | None = None,
 ) -> nn.Module:
-    """The network of a packed file, in eval mode; what the file says is its `packed_network`.
+    """Return the network of a packed file, in eval mode; what the file says is its `packed_network`.
 
     Args:
         path: of the file.
@@ -58,7 +60,7 @@ def load(
 def _in_runtime(
     model: nn.Module, network: PackedNetwork, path: str | os.PathLike[str], calibration: Sequence[Any] | None
 ) -> nn.Module:
-    """The network with 8-bit activations in ONNX Runtime."""
+    """Return the network with 8-bit activations in ONNX Runtime."""
     from mrfquant.packing.onnx_export import to_onnx
     from mrfquant.packing.origin import arguments_of, dataset_of, training_batches
     from mrfquant.packing.runtime import RuntimeNetwork
@@ -74,14 +76,23 @@ def _in_runtime(
     return RuntimeNetwork(to_onnx(model, network.parameters, inputs, keywords, calibration=batches).data)
 
 
-def packed_network(model: nn.Module) -> PackedNetwork:
-    """What the file says that a network was loaded from."""
-    return vars(model)["packed_network"]
+def labels_of(labelling: Labelling, scale: Tensor | None = None) -> Labels:
+    """Return how the labelled parameters are quantized, as values that a checkpoint can hold; `scale` is (m,)."""
+    scale = labelling.scale if scale is None else scale
+    group_size = None if labelling.scales is None else labelling.scales.group_size
+    return {
+        name: {
+            "levels": list(labelling.block_of(name).levels.values),
+            "scale": None if scale is None else labelling.labelled.view(name, scale),
+            "group_size": group_size,
+        }
+        for name in labelling.labelled.spans
+    }
 
 
 def pack_model(
     model: nn.Module,
-    labelling: Labelling,
+    labelling: Labelling | Labels,
     state: Mapping[str, Tensor] | None = None,
     scale: Tensor | None = None,
     encoding: Encoding = "bits",
@@ -89,21 +100,13 @@ def pack_model(
     """Pack a labelled network.
 
     Args:
+        labelling: of the network, or what `labels_of` returned for it.
         state: its state dict with rounded weights; the network's own, as within `solver.rounded()`, by default.
         scale: (m,) of the labelled weights; the labelling's by default.
         encoding: of parameters with three levels; the others are packed as bits.
     """
-    scale = labelling.scale if scale is None else scale
-    names = labelling.labelled.spans
-    size = None if labelling.scales is None else labelling.scales.group_size
-    return pack_weights(
-        model,
-        {name: labelling.block_of(name).levels.values for name in names},
-        {} if scale is None else {name: labelling.labelled.view(name, scale.cpu()).float() for name in names},
-        {} if size is None else dict.fromkeys(names, size),
-        state,
-        encoding,
-    )
+    labels = labelling if isinstance(labelling, Mapping) else labels_of(labelling, scale)
+    return pack_state(architecture(model), labels, model.state_dict() if state is None else state, encoding)
 
 
 def pack_weights(
@@ -126,28 +129,47 @@ def pack_weights(
         encoding: of parameters with three levels; the others are packed as bits.
         zeros: what is added to the scaled levels, in its shape and the same where the scale is.
     """
-    state = model.state_dict() if state is None else state
+    parts = {"levels": levels, "scale": scales, "group_size": group_sizes or {}, "zero": zeros or {}}
+    labels = {name: {part: of.get(name) for part, of in parts.items()} for name in levels}
+    return pack_state(architecture(model), labels, model.state_dict() if state is None else state, encoding)
+
+
+def architecture(model: nn.Module) -> dict[str, Any]:
+    """Return what a file says of a network beside its state: its class, arguments, and parameters of several names."""
+    arguments = json.loads(json.dumps(getattr(model, "arguments", {}), default=repr))
+    return {"name": type(model).__name__, "arguments": arguments, "tied": tied_names(model)}
+
+
+def pack_state(
+    network: Mapping[str, Any], labels: Labels, state: Mapping[str, Tensor], encoding: Encoding = "bits"
+) -> PackedNetwork:
+    """Pack a state dict, given the `architecture` of its network and the labels of its parameters."""
     parameters = {}
-    for name, values in levels.items():
-        form: Encoding = encoding if len(values) == 3 else "bits"
+    for name, label in labels.items():
         try:
-            given = [of[name] for of in (scales, zeros or {}) if name in of and of[name].numel()]
-            compact, group_size = _compact(given, (group_sizes or {}).get(name))
-            scale, zero, *_ = [*compact, None, None]
-            weights, precision = _storable(name, state[name]), state[name].dtype
-            parameters[name] = PackedParameter.of(weights, values, form, scale, group_size, precision, zero)
+            parameters[name] = _packed(_storable(name, state[name]), state[name].dtype, label, encoding)
         except BadInput as error:
             raise BadInput(f"{name}: {error}; only what is exactly on its levels can be packed") from None
-    parameters = under_all_names(model, parameters)
+    parameters = under_all_names(network["tied"], parameters)
     left = {n: t for n, t in state.items() if n not in parameters and not n.endswith(COUNTER)}
     once = {(t.data_ptr(), t.shape, t.dtype): _storable(n, t) for n, t in left.items()}
     floats = {n: once[t.data_ptr(), t.shape, t.dtype] for n, t in left.items()}
-    arguments = getattr(model, "arguments", {})
-    return PackedNetwork(type(model).__name__, arguments, {"mean": [], "std": [], "classes": []}, parameters, floats)
+    empty: dict[str, list[Any]] = {"mean": [], "std": [], "classes": []}
+    return PackedNetwork(network["name"], network["arguments"], empty, parameters, floats)
+
+
+def _packed(weights: Tensor, precision: torch.dtype, label: Mapping[str, Any], encoding: Encoding) -> PackedParameter:
+    """Pack one parameter by its entry of `Labels`."""
+    levels = tuple(label["levels"])
+    given = [part for part in (label["scale"], label.get("zero")) if part is not None and part.numel()]
+    compact, group_size = _compact([part.cpu().float() for part in given], label["group_size"])
+    scale, zero, *_ = [*compact, None, None]
+    form: Encoding = encoding if len(levels) == 3 else "bits"
+    return PackedParameter.of(weights, levels, form, scale, group_size, precision, zero)
 
 
 def _storable(name: str, tensor: Tensor) -> Tensor:
-    """A tensor as files have it: float32, or int64."""
+    """Return a tensor as files have it: float32, or int64."""
     if tensor.dtype in (torch.float16, torch.bfloat16):
         return tensor.float().contiguous()  # exact
     if tensor.dtype not in FLOATS:
@@ -156,8 +178,7 @@ def _storable(name: str, tensor: Tensor) -> Tensor:
 
 
 def _compact(parts: list[Tensor], group_size: int | None) -> tuple[list[Tensor], int | None]:
-    """Scales and zero points of the parameter's shape as one number each, one for each slice along the first dimension,
-    or one for each run of it; and the size of these runs."""
+    """Reduce scales and zero points to one number, one a slice or one a run of it; return the size of runs, too."""
     if all((part == part.flatten()[:1]).all() for part in parts):
         return [part.flatten()[:1].clone() for part in parts], None
     parts = [part.flatten(1) for part in parts]
@@ -172,7 +193,7 @@ def _compact(parts: list[Tensor], group_size: int | None) -> tuple[list[Tensor],
 
 
 def _build(network: PackedNetwork, path: str | os.PathLike[str]) -> nn.Module:
-    """The network that the file names, without memory for its parameters yet."""
+    """Return the network that the file names, without memory for its parameters yet."""
     import_installed_plugins()
     if network.name not in NETWORKS:
         raise BadInput(

@@ -8,47 +8,86 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mrfquant.config.extras import need_extra
+from mrfquant.data import Dataset
 from mrfquant.errors import BadInput
 from mrfquant.packing.activations import in_eight_bits
-from mrfquant.packing.parameter import PackedParameter, under_all_names
+from mrfquant.packing.file import PackedNetwork, packed_network
+from mrfquant.packing.origin import arguments_of, dataset_of, training_batches
+from mrfquant.packing.parameter import PackedParameter, tied_names, under_all_names
+from mrfquant.packing.runtime import RuntimeNetwork, check_same
 from mrfquant.packing.unpack_nodes import append_unpacked, initializer
 from mrfquant.storage.files import atomic
 
 if TYPE_CHECKING:
     from onnx_ir import Graph, Model, Node
 
+CHECKED = 64  # examples of the test set that ONNX Runtime and PyTorch are compared on
+STEPS = 0.2  # of the largest output: a rounding to 8 bits that falls the other way is carried on by later layers
+
 
 @dataclass(frozen=True)
 class Exported:
-    """A network as ONNX.
-
-    Attributes:
-        data: the bytes of the file.
-        floats: parameters that layers multiply by in float; with 8-bit activations the others are integers.
-    """
+    """The bytes of an ONNX file, and the parameters that its layers multiply by in float."""
 
     data: bytes
     floats: list[str]
 
 
 def export_onnx(
-    model: nn.Module, packed: Mapping[str, PackedParameter], inputs: Sequence[Any], path: Path, **options: Any
-) -> None:
-    """Write the network in evaluation mode as an ONNX file with packed weights; arguments are those of `to_onnx`."""
-    exported = to_onnx(model, packed, inputs, **options)
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    examples: Sequence[Any] | None = None,
+    *,
+    packed: PackedNetwork | None = None,
+    activations: Literal["float", "int8"] = "float",
+    dataset: Dataset | None = None,
+    dynamic_shapes: Any = None,
+) -> Exported:
+    """Write a network as ONNX with packed weights, once ONNX Runtime has computed from it what it should.
+
+    Args:
+        model: the network, as `mrfquant.load` gives it, or any other whose weights are those of `packed`.
+        path: of the file.
+        examples: batches of inputs, each a tensor, a tuple or a dict; some of the data set's training data by default.
+        packed: the network's packed form; what it was loaded from by default.
+        activations: 'int8' computes with 8-bit activations, whose ranges come from the examples.
+        dataset: what else it is checked with; the one that the packed form names where there are no examples.
+        dynamic_shapes: see `to_onnx`.
+    """
+    packed = packed_network(model) if packed is None else packed
+    if examples is None:
+        dataset = dataset_of(packed, path) if dataset is None else dataset
+        batches = training_batches(dataset)
+    else:
+        batches = [arguments_of(batch) for batch in examples]
+    if not batches:
+        raise BadInput("no examples of inputs to write ONNX with: give a batch at least")
+    (inputs, keywords), calibration = batches[0], batches if activations == "int8" else None
+    names = ["images"] if dataset is not None and dataset.unit == "images" else None
+    about = {"input_info": json.dumps(packed.input_info), "origin": json.dumps(packed.origin)}
+    exported = to_onnx(model, packed.parameters, inputs, keywords, names, calibration, dynamic_shapes, about)
+    found, same = RuntimeNetwork(exported.data), batches[0]
+    if dataset is not None:
+        same = arguments_of(next(iter(dataset.ordered("test", CHECKED)))[0])
+    if activations == "int8":
+        check_same(found, RuntimeNetwork(exported.data, optimized=False), *same, within=STEPS)
+    else:
+        check_same(found, model, *same)
     with atomic(path) as file:
         file.write(exported.data)
+    return exported
 
 
 def to_onnx(
@@ -61,7 +100,7 @@ def to_onnx(
     dynamic_shapes: Any = None,
     metadata: Mapping[str, str] | None = None,
 ) -> Exported:
-    """The network in evaluation mode as an ONNX file with packed weights.
+    """Return the network in evaluation mode as an ONNX file with packed weights.
 
     Args:
         model: the network, left as it is.
@@ -78,7 +117,7 @@ def to_onnx(
     import onnx_ir
     from onnx_ir.passes import common
 
-    packed = under_all_names(model, packed)
+    packed = under_all_names(tied_names(model), packed)
     exported = _plain(_in_float(model, packed), tuple(inputs), dict(keywords or {}), names, dynamic_shapes)
     if calibration is not None:
         arguments = [str(value.name) for value in exported.graph.inputs]
@@ -119,10 +158,7 @@ def _plain(
     names: Sequence[str] | None,
     dynamic_shapes: Any,
 ) -> Model:
-    """The network in ONNX with float weights, each under the name and with the values of its parameter.
-
-    Only constants are folded: PyTorch's optimization would merge batch norm into the weights, off their levels.
-    """
+    """Export with float weights under their names; only constants are folded, or weights would leave their levels."""
     from onnxscript import optimizer
 
     inputs, keywords = _floats(inputs), _floats(keywords)
@@ -163,7 +199,7 @@ BATCH = torch.export.Dim("batch")
 
 
 def _varying(given: Any) -> dict[int, Any] | None:
-    """Which dimensions of an argument may have any size."""
+    """Return the dimensions of an argument that may have any size."""
     if not isinstance(given, Tensor) or not given.dim():
         return None
     tokens = given.dim() == 2 and not given.is_floating_point()
@@ -190,7 +226,7 @@ def _fix_shapes(graph: Graph) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the innermost error."""
+    """Return the first line of the innermost error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().partition("\n")[0][:200]
@@ -227,7 +263,7 @@ def _pack(graph: Graph, packed: Mapping[str, PackedParameter]) -> None:
 
 
 def _present(graph: Graph, packed: Mapping[str, PackedParameter]) -> dict[str, PackedParameter]:
-    """The packed parameters, without second names of the same weights; refuses what differs from the graph's."""
+    """Return the packed parameters, without second names of the same weights; refuses what differs from the graph's."""
     found = {id(parameter) for name, parameter in packed.items() if name in graph.initializers}
     present = {}
     for name, parameter in packed.items():

@@ -1,7 +1,6 @@
 """The data that a packed network comes from: what it is calibrated, checked and tested with."""
 
-from __future__ import annotations
-
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,21 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
+from mrfquant.config.gin_files import named_part
 from mrfquant.data import DATASETS, STAND_IN, STAND_INS, Dataset, data_root
 from mrfquant.errors import BadInput
+from mrfquant.objectives import CrossEntropy, Objective
 from mrfquant.packing.file import PackedNetwork
 
 CALIBRATION, BATCH = 256, 32  # training examples that ranges are found with, and how many at a time
 
 
 def dataset_of(network: PackedNetwork, path: str | os.PathLike[str], root: str | Path | None = None) -> Dataset:
-    """The data set that a file says it is for.
-
-    Args:
-        network: what the file says.
-        path: of the file, for what is wrong with it.
-        root: of the data.
-    """
+    """Return the data set that a file says it is for; `path` is named where the file is wrong."""
     chosen = network.origin.get("data", {"loader": network.origin.get("dataset")})
     chosen = dict(chosen) if isinstance(chosen, dict) else {}
     name = chosen.pop("loader", None)
@@ -39,15 +34,23 @@ def dataset_of(network: PackedNetwork, path: str | os.PathLike[str], root: str |
     return dataset
 
 
+def objective_of(network: PackedNetwork, path: str | os.PathLike[str]) -> Objective:
+    """Return what a packed network was trained for; `path` is that of its file."""
+    kind, temperature = network.origin.get("objective", "CrossEntropy"), network.origin.get("temperature", 1)
+    if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
+        raise BadInput(f"{path} gives the temperature {temperature!r}, expected a number above 0")
+    return CrossEntropy(temperature=temperature) if kind == "CrossEntropy" else named_part(str(kind), Objective)()
+
+
 def training_batches(dataset: Dataset) -> list[tuple[tuple[Tensor, ...], dict[str, Tensor]]]:
-    """Some inputs to train on, as arguments of a network."""
+    """Return some inputs to train on, as arguments of a network."""
     size = min(BATCH, dataset.size("train"))
     stream = dataset.stream(size, seed=0)
     return [arguments_of(next(stream)[0]) for _ in range(-(-CALIBRATION // size))]
 
 
 def arguments_of(inputs: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """A batch's inputs, one or a tuple or a dict, as positional and keyword arguments."""
+    """Return a batch's inputs, one or a tuple or a dict, as positional and keyword arguments."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (inputs if isinstance(inputs, tuple) else (inputs,)), {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +68,7 @@ class PackedParameter:
             raise BadInput(f"zero points of shape {tuple(self.zero.shape)}, expected that of the scale")
 
     def _scale_shapes(self) -> list[tuple[int, ...]]:
-        """Those that a scale may have."""
+        """Return the shapes that a scale may have."""
         if self.group_size is None:
             return [(1,), self.shape[:1]]
         columns = math.prod(self.shape[1:])
@@ -87,15 +87,15 @@ class PackedParameter:
         return self.data.numel() + sum(4 * of.numel() for of in (self.scale, self.zero) if of is not None)
 
     def stored(self, compressed: bool) -> Tensor:
-        """The labels as files have them: the bytes, or these deflated."""
+        """Return the labels as files have them: the bytes, or these deflated."""
         return deflated(self.data) if compressed else self.data
 
     def labels(self) -> Tensor:
-        """The label of every weight, in the parameter's shape."""
+        """Return the label of every weight, in the parameter's shape."""
         return unpack(self.data, self.numel, len(self.levels), self.encoding).view(self.shape)
 
     def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The weights, to the bit as they were."""
+        """Return the weights, to the bit as they were."""
         q = torch.tensor(self.levels, dtype=dtype, device="cpu")
         scales, zeros = (_spread(of, self.shape, self.group_size) for of in (self.scale, self.zero))
         return _affine(q[self.labels().int()], scales, zeros).view(self.shape)
@@ -113,7 +113,7 @@ def _affine(level: Tensor, scale: Tensor | None, zero: Tensor | None) -> Tensor:
 
 
 def _spread(scale: Tensor | None, shape: tuple[int, ...], group_size: int | None) -> Tensor | None:
-    """A scale or zero point in a shape that broadcasts with the parameter."""
+    """Return a scale or zero point in a shape that broadcasts with the parameter."""
     if scale is None:
         return None
     if group_size is None:
@@ -121,8 +121,15 @@ def _spread(scale: Tensor | None, shape: tuple[int, ...], group_size: int | None
     return in_columns(scale.cpu(), group_size, math.prod(shape[1:])).reshape(shape)
 
 
-def under_all_names(model: nn.Module, packed: Mapping[str, PackedParameter]) -> dict[str, PackedParameter]:
-    """Packed parameters of a network, those that have several names in it under each of them."""
-    named = dict(model.named_parameters(remove_duplicate=False))
-    known = {id(named[name]): parameter for name, parameter in packed.items() if name in named}
-    return {**packed, **{name: known[id(p)] for name, p in named.items() if id(p) in known}}
+def tied_names(model: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several in a network."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def under_all_names(tied: Iterable[Sequence[str]], packed: Mapping[str, PackedParameter]) -> dict[str, PackedParameter]:
+    """Return packed parameters, those that have several names in the network under each of them."""
+    known = {name: packed[first] for names in tied for first in names if first in packed for name in names}
+    return {**packed, **known}

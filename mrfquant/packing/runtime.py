@@ -1,7 +1,5 @@
 """Networks that ONNX Runtime computes, as PyTorch modules, and whether they compute what they should."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,7 +35,7 @@ class RuntimeNetwork(nn.Module):
         self.names = [value.name for value in self.session.get_inputs()]
 
     def forward(self, *inputs: Tensor, **keywords: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Inputs in the file's order, or by their names in the file; a tensor, or as many as the network has."""
+        """Take inputs in the file's order or by name; return a tensor, or as many as the network has."""
         given = dict(zip(self.names, inputs, strict=False)) | keywords
         outputs = self.session.run(None, {name: _array(tensor) for name, tensor in given.items()})
         found = tuple(torch.from_numpy(np.asarray(output)) for output in outputs)
@@ -57,11 +55,7 @@ def check_same(
     keywords: Mapping[str, Any] | None = None,
     within: float = ROUNDING,
 ) -> float:
-    """The largest difference between the outputs of two networks, as a share of the largest output.
-
-    Raises:
-        BadInput: it is larger than `within`.
-    """
+    """Return the largest difference of two networks' outputs, as a share of the largest; refuse one above `within`."""
     ours, theirs = (_tensors(network(*inputs, **(keywords or {}))) for network in (found, expected))
     worst = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, theirs, strict=True))
     if not worst <= within:

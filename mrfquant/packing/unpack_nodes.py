@@ -1,9 +1,7 @@
-"""Nodes of an ONNX graph that turn packed bytes into weights.
+"""Nodes of an ONNX graph that turn packed bytes into weights, in integer arithmetic and to the bit.
 
-A byte holds some digits: 0 and 1 in the encoding bits (whole labels where a byte holds a whole number of them), trits
-in base3. The nodes compute digit = byte // place % radix, join the digits of a label where it has several, take the
-level of each label and multiply by the scale: integer arithmetic in standard operators, and to the bit the weights of
-`PackedParameter.values`.
+A byte holds digits: bits, whole labels where they fit, or trits. The nodes compute digit = byte // place % radix, join
+the digits of a label, take its level and multiply by the scale.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def initializer(name: str, array: np.ndarray) -> Value:
-    """A constant, to be registered in a graph."""
+    """Return a constant, to be registered in a graph."""
     import onnx_ir
 
     tensor = onnx_ir.tensor(array, name=name)
@@ -78,7 +76,7 @@ def _spread(
 
 
 def _digits(d: int, encoding: str) -> tuple[int, int, int]:
-    """The radix of the digits of a byte, how many it has, and how many make a label."""
+    """Return the radix of the digits of a byte, how many it has, and how many make a label."""
     if encoding == "base3":
         return 3, TRITS, 1
     b = label_bits(d)

@@ -33,11 +33,6 @@ def groups(layer: Layer) -> int:
     return layer.groups if isinstance(layer, nn.Conv2d) else 1
 
 
-def weight_matrices(layer: Layer, weight: Tensor) -> Tensor:
-    """A tensor of the weight's shape as (groups, rows, n)."""
-    return weight.reshape(groups(layer), layer.weight.shape[0] // groups(layer), -1)
-
-
 def second_moments(layer: Layer, inputs: Tensor, sample_pixels: bool = False) -> Tensor:
     """A of a batch: (groups, n, n).
 

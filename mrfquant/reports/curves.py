@@ -1,4 +1,4 @@
-"""A metric over the iterations: the mean over the runs of a group, and the range from the lowest to the highest."""
+"""A metric over the iterations: the mean over the runs of a group and its range, and the look of its line."""
 
 from __future__ import annotations
 
@@ -10,17 +10,46 @@ import numpy as np
 from mrfquant.reports.groups import Group
 from mrfquant.reports.runs import Run
 
+# Okabe and Ito (2008), told apart with every kind of colour vision; orange and sky blue are darkened to a contrast of
+# 3 to white, and yellow, which is too faint for a line, is left out.
+LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#c08400", "#3a9ad2", "#000000")
+# The same hues for a dark ground, kept apart likewise.
+DARK = ("#3c8fdb", "#f0702b", "#1fb88a", "#e59ac8", "#f0b429", "#9fd8fa", "#f2f2f2")
+# Groups beyond the colours repeat them with the next dash; lengths in line widths, as SVG and matplotlib count them.
+DASHES = ((), (4, 1.5), (1, 1.5), (4, 1.5, 1, 1.5))
+SHARED = 5  # length of a group's piece of a line that several groups share; page.js has it, too
+
+Dash = tuple[tuple[float, ...], float]  # lengths of strokes and gaps, and how far into them the line starts
+
+
+def style(number: int) -> tuple[int, tuple[float, ...]]:
+    """Return the colour's number and the dash of a group."""
+    return number % len(LIGHT), DASHES[number // len(LIGHT) % len(DASHES)]
+
+
+def twins(curves: Sequence[tuple[int, bool, Curve]]) -> list[int]:
+    """For every curve of a panel, the place of the first one that runs exactly where it does: as a rule, its own."""
+    lines = [(thin, curve.iterations.tobytes(), curve.mean.tobytes()) for _, thin, curve in curves]
+    return [lines.index(line) for line in lines]
+
+
+def dashes(curves: Sequence[tuple[int, bool, Curve]]) -> list[Dash]:
+    """Return the dash of every curve of a panel; curves that coincide take turns along the line."""
+    firsts = twins(curves)
+    chosen: list[Dash] = []
+    for place, (number, _, _) in enumerate(curves):
+        count, turn = firsts.count(firsts[place]), firsts[:place].count(firsts[place])
+        shared = ((SHARED, SHARED * (count - 1)), SHARED * ((count - turn) % count))
+        chosen.append(shared if count > 1 else (style(number)[1], 0))
+    return chosen
+
+
 POINTS = 1000  # more than a figure has pixels for
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One diagram: a metric of every group.
-
-    Attributes:
-        scale: "log", "linear", or "error": accuracies spaced by the logarithm of the error, 100 - accuracy.
-        thin: a second metric, drawn thin beside the first.
-    """
+    """One diagram: a metric of every group, maybe a thin second one; the scale "error" is log(100 - accuracy)."""
 
     metric: str
     title: str
@@ -62,11 +91,7 @@ class Curve:
 
 
 def curve(runs: Sequence[Run], metric: str) -> Curve | None:
-    """The curve of a metric over runs, or None when no run recorded it.
-
-    Runs may have recorded at different iterations: each is interpolated between its own records and takes part from
-    its first to its last, so that an unfinished run counts as far as it came.
-    """
+    """Return the curve of a metric, or None without records; runs are interpolated and count as far as they came."""
     series = [run.series(metric) for run in runs]
     series = [s for s in series if s[0]]
     if not series:

@@ -1,8 +1,7 @@
 """Training curves as PNG files, a metric each."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from mrfquant.reports.curves import Curve, Panel, panel_curves, panels_of
+from mrfquant.reports.curves import LIGHT, Curve, Panel, dashes, panel_curves, panels_of, style
 from mrfquant.reports.groups import Group
-from mrfquant.reports.palette import LIGHT, dashes, style
 from mrfquant.storage.files import atomic
 
 STYLE: dict[Any, Any] = {  # the keys are matplotlib's own
@@ -45,6 +43,16 @@ LONGEST = 48  # characters of a label
 SMALLEST_ERROR = 0.01  # percent: one image in 10,000
 
 
+@contextmanager
+def png(path: Path, width: float, height: float, dpi: int = 120) -> Iterator[Figure]:
+    """Give a figure of so many inches to draw on; at the end of the block it is written to `path`."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    yield figure
+    with atomic(path) as file:
+        figure.savefig(file, format="png", dpi=dpi)
+
+
 def write_figures(groups: Sequence[Group], folder: Path) -> list[Path]:
     """Write a PNG per metric that was recorded; gives their paths."""
     written = []
@@ -61,7 +69,7 @@ def write_figures(groups: Sequence[Group], folder: Path) -> list[Path]:
 
 
 def draw(panel: Panel, curves: Sequence[tuple[int, bool, Curve]], labels: Sequence[str]) -> Figure:
-    """The figure of one panel."""
+    """Return the figure of one panel."""
     figure = Figure(figsize=(5.6, 3.4))
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -126,7 +134,7 @@ def _to_accuracy(height: np.ndarray) -> np.ndarray:
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
-    """The limits with a margin, on the error scale."""
+    """Return the limits with a margin, on the error scale."""
     bottom, top = _from_accuracy(np.array([low, high]))
     margin = 0.05 * max(top - bottom, 0.1)
     return tuple(_to_accuracy(np.array([bottom - margin, top + margin])))

@@ -1,7 +1,5 @@
 """Runs that belong together, the statistics of a group, and the settings in which runs differ."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import statistics
@@ -24,12 +22,7 @@ NONE = "-"  # stands for what a run does not have
 
 @dataclass(frozen=True)
 class Group:
-    """Runs with the same values of the fields they are grouped by.
-
-    Attributes:
-        key: those values, as text.
-        label: the values that tell this group from the others.
-    """
+    """Runs with the same values (`key`) of the fields they are grouped by; `label` tells the group from others."""
 
     key: tuple[str, ...]
     label: str
@@ -46,11 +39,11 @@ class Group:
         return len({value_of(run, "seed") for run in self.finished})
 
     def values(self, field: str) -> list[float]:
-        """A field of every finished run that has it."""
+        """Return a field of every finished run that has it."""
         return [run.fields[field] for run in self.finished if is_number(run.fields.get(field))]
 
     def mean(self, field: str) -> float | None:
-        """Mean of a field over the finished runs."""
+        """Return the mean of a field over the finished runs."""
         return _mean(self.values(field))
 
     def spread(self, field: str) -> float | None:
@@ -64,17 +57,17 @@ class Group:
         return Metric.of(self.runs[0].fields)
 
     def best(self) -> float | None:
-        """The best test figure of a run."""
+        """Return the best test figure of a run."""
         values = self.values(f"test_{self.metric.name}")
         return (max if self.metric.higher else min)(values, default=None)
 
     def entropy(self) -> float | None:
-        """Mean over the finished runs of the last recorded entropy, in bits per weight."""
+        """Return the mean over the finished runs of the last recorded entropy, in bits per weight."""
         ends = [run.series("entropy")[1][-1:] for run in self.finished]
         return _mean([value for end in ends for value in end])
 
     def kib(self) -> float | None:
-        """Size of the parameters in KiB: `bits` for a labelled one, 32 for the others."""
+        """Return the size of the parameters in KiB: `bits` for a labelled one, 32 for the others."""
         return _mean([size for run in self.runs if (size := _kib(run.fields)) is not None])
 
 
@@ -91,11 +84,7 @@ def _kib(fields: dict[str, Any]) -> float | None:
 
 
 def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> list[Group]:
-    """The groups of `runs`, best mean test figure first.
-
-    Args:
-        by: summary fields or gin settings; the whole configuration but the seed by default.
-    """
+    """Return the groups of `runs`, best mean first; by the whole configuration but the seed by default."""
     names = DEFAULT_BY if by is None else tuple(by)
     for name in names if by is not None else ():
         _check_known(name, runs)
@@ -117,7 +106,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> list[Gro
 
 
 def _place(group: Group) -> tuple[str, float]:
-    """Where a group stands in the order: metrics apart, the best first, those without a figure last."""
+    """Return where a group stands in the order: metrics apart, the best first, those without a figure last."""
     mean = group.mean(f"test_{group.metric.name}")
     if mean is None:
         return group.metric.name, float("inf")
@@ -125,7 +114,7 @@ def _place(group: Group) -> tuple[str, float]:
 
 
 def _by_settings(runs: Sequence[Run]) -> Mapping[tuple[str, ...], list[Run]]:
-    """The runs of equal settings, keyed by words for what tells them apart."""
+    """Return the runs of equal settings, keyed by words for what tells them apart."""
     shared = shared_differing_settings(runs)
     apart: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
@@ -142,7 +131,7 @@ def _by_settings(runs: Sequence[Run]) -> Mapping[tuple[str, ...], list[Run]]:
 
 
 def _word(name: str, value: str, runs: Sequence[Run]) -> str:
-    """A value in a label; what does not speak for itself comes with its name: 'rho 1.02'."""
+    """Return a value in a label; what does not speak for itself comes with its name: 'rho 1.02'."""
     if name == "run" and len({run.path.name for run in runs}) == len(runs):
         return value.rpartition("/")[2]
     if name == "bits" and value != NONE:
@@ -151,14 +140,14 @@ def _word(name: str, value: str, runs: Sequence[Run]) -> str:
 
 
 def value_of(run: Run, name: str) -> str:
-    """A summary field or a gin setting of a run as text; 'run' is its folder."""
+    """Return a summary field or a gin setting of a run as text; 'run' is its folder."""
     if name == "run":
         return run.name
     return printable(as_text(run.fields[name]) if name in run.fields else run.settings.get(name, NONE))
 
 
 def as_text(value: Any) -> str:
-    """A value of a summary in a table: text as it is, the rest as JSON writes it."""
+    """Return a value of a summary in a table: text as it is, the rest as JSON writes it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -171,32 +160,26 @@ def _check_known(name: str, runs: Sequence[Run]) -> None:
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
-    """The names of the settings that are not the same in all runs; the seed is left out."""
+    """Return the names of the settings that are not the same in all runs; the seed is left out."""
     known = [run.settings for run in runs if run.settings]  # a run without operative.gin says nothing
     names = set().union(*known) - {SEED}
     return sorted((n for n in names if len({settings.get(n) for settings in known}) > 1), key=str.lower)
 
 
 def shared_differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Those of the differing settings that all runs have: one that only some have belongs to a part, whose name is a
-    setting, too, or to another version of the package."""
+    """Return the differing settings that all runs have: others belong to a part, whose name is a setting, too."""
     known = [run.settings for run in runs if run.settings]
     return [name for name in differing_settings(runs) if all(name in settings for settings in known)]
 
 
 def setting_values(group: Group, name: str) -> list[str]:
-    """The different values of a setting within a group: one, as a rule."""
+    """Return the different values of a setting within a group: one, as a rule."""
     return sorted({printable(run.settings.get(name, NONE)) for run in group.runs if run.settings})
 
 
 @dataclass(frozen=True)
 class Extra:
-    """Settings of a part that only some groups use, with the same values in all of these.
-
-    Attributes:
-        settings: {parameter: value}.
-        users: the numbers of these groups, from 1.
-    """
+    """Settings {parameter: value} of a part that only the groups `users` have, the same in all of these."""
 
     part: str
     settings: dict[str, str]
@@ -204,7 +187,7 @@ class Extra:
 
 
 def split_settings(groups: Sequence[Group]) -> tuple[list[str], list[Extra]]:
-    """The settings that differ, in two kinds: those with different values, and those that come with a part."""
+    """Return the settings that differ, in two kinds: those with different values, and those that come with a part."""
     valued: list[str] = []
     extras: dict[tuple[str, tuple[int, ...]], dict[str, str]] = {}
     for name in differing_settings([run for group in groups for run in group.runs]):

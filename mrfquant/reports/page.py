@@ -1,7 +1,5 @@
 """The comparison as one HTML page: no library, no network; the data lie in it as JSON."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -14,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mrfquant.reports.curves import Curve, panel_curves, panels_of
+from mrfquant.reports.curves import DARK, LIGHT, Curve, panel_curves, panels_of, style, twins
 from mrfquant.reports.groups import NONE, Group, split_settings
-from mrfquant.reports.palette import DARK, LIGHT, style, twins
 from mrfquant.reports.tables import extra_rows, result_rows, setting_rows, test_head
 
 HERE = Path(__file__).parent
@@ -24,22 +21,18 @@ NUMBER = ' class="number"'
 
 
 def page(groups: Sequence[Group], by: Sequence[str] | None, notes: Sequence[str] = ()) -> str:
-    """The text of the page, with `notes` below the results.
-
-    Whatever comes from a run is escaped; besides, a content security policy allows no script but ours, by its hash,
-    and no connection.
-    """
+    """Return the page with `notes` below the results; what runs say is escaped, and no script but ours may run."""
     script = (HERE / "page.js").read_text(encoding="utf-8")
     count, data = sum(len(group.runs) for group in groups), page_data(groups)
+    thin = any(curve["thin"] for panel in data["panels"] for curve in panel["curves"])
+    grouped = f"{len(groups)} group{'' if len(groups) == 1 else 's'} by {', '.join(by or ['configuration'])}"
     return Template((HERE / "page.html").read_text(encoding="utf-8")).substitute(
         title=f"{count} run{'' if count == 1 else 's'} compared",
-        subtitle=escape(
-            f"{_counted(groups)} by {', '.join(by or ['configuration'])}; {datetime.now():%d %B %Y, %H:%M}"
-        ),
+        subtitle=escape(f"{grouped}; {datetime.now():%d %B %Y, %H:%M}"),
         css=(HERE / "page.css").read_text(encoding="utf-8") + _colours(),
         results=_results(groups, by),
         notes=_notes(groups, notes),
-        thin=" Thin lines are the relaxed networks, before rounding." if _any_thin(data) else "",
+        thin=" Thin lines are the relaxed networks, before rounding." if thin else "",
         legend=_legend(groups),
         settings=_settings(groups),
         runs=_runs(groups),
@@ -56,7 +49,7 @@ def embedded(value: Any) -> str:
 
 
 def page_data(groups: Sequence[Group]) -> dict[str, Any]:
-    """What page.js draws: the groups, and the panels with their curves."""
+    """Return what page.js draws: the groups, and the panels with their curves."""
     panels = []
     for panel in panels_of(groups):
         curves = panel_curves(panel, groups)
@@ -71,17 +64,9 @@ def page_data(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _numbers(curve: Curve) -> dict[str, list[float]]:
-    """The curve with six digits, which is more than can be seen."""
+    """Return the curve with six digits, which is more than can be seen."""
     rounded = {key: [float(f"{v:.6g}") for v in getattr(curve, key)] for key in ("mean", "low", "high")}
     return {"x": curve.iterations.astype(np.int64).tolist(), **rounded}
-
-
-def _any_thin(data: dict[str, Any]) -> bool:
-    return any(curve["thin"] for panel in data["panels"] for curve in panel["curves"])
-
-
-def _counted(groups: Sequence[Group]) -> str:
-    return f"{len(groups)} group{'' if len(groups) == 1 else 's'}"
 
 
 def _colours() -> str:
@@ -138,7 +123,7 @@ def _cell(cell: str) -> str:
 
 
 def _table(kind: str, head: str, body: Sequence[str], name: str) -> str:
-    """A table that scrolls inside its own box, by keyboard, too."""
+    """Return a table that scrolls inside its own box, by keyboard, too."""
     head = f"<thead><tr>{head}</tr></thead>\n" if head else ""
     rows = "\n".join(body)
     table = f'<table class="{kind}">\n{head}<tbody>\n{rows}\n</tbody>\n</table>'

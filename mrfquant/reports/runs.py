@@ -1,7 +1,5 @@
 """Finding and reading the folders of runs, finished or not. They are read as text: nothing in them is executed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,13 +50,13 @@ class Run:
         return f"at iteration {self.iteration:,}" + (f" of {planned:,}" if isinstance(planned, int) else "")
 
     def series(self, metric: str) -> tuple[list[int], list[float]]:
-        """The iterations at which `metric` was recorded, and its values."""
+        """Return the iterations at which `metric` was recorded, and its values."""
         points = [(r["iteration"], float(r[metric])) for r in self.records if is_number(r.get(metric))]
         return [i for i, _ in points], [v for _, v in points]
 
 
 def find_runs(paths: Sequence[Path], warn: Warn) -> list[Path]:
-    """The run folders among and below `paths`, each once."""
+    """Return the run folders among and below `paths`, each once."""
     found: dict[str, Path] = {}
     without = []
     for path in paths:
@@ -108,7 +106,7 @@ def read_run(path: Path, warn: Warn) -> Run:
 
 
 def _or_none(read: Callable[[], T], tell: Warn, what: str) -> T | None:
-    """What a file says; one that cannot be read is told and treated as not there."""
+    """Return what a file says; one that cannot be read is told and treated as not there."""
     try:
         return read()
     except (BadInput, OSError):

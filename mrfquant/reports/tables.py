@@ -1,7 +1,5 @@
 """The comparison as aligned text and as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Callable, Sequence
@@ -55,7 +53,7 @@ def test_head(groups: Sequence[Group]) -> str:
 
 
 def result_rows(groups: Sequence[Group], by: Sequence[str] | None) -> list[list[str]]:
-    """Heads, then a row per group, in their order: number, what it is grouped by, statistics."""
+    """Return the heads, then a row per group, in their order: number, what it is grouped by, statistics."""
     by = DEFAULT_BY if by is None else by
     metrics = len({group.metric.name for group in groups}) > 1
     short = [name.rpartition(".")[2] for name in by]
@@ -70,7 +68,7 @@ def result_rows(groups: Sequence[Group], by: Sequence[str] | None) -> list[list[
 
 
 def setting_rows(groups: Sequence[Group], names: Sequence[str]) -> list[list[str]]:
-    """Heads, then a row per setting, a column per group."""
+    """Return the heads, then a row per setting, a column per group."""
     rows = []
     for name in names:
         found = [setting_values(group, name) for group in groups]
@@ -79,7 +77,7 @@ def setting_rows(groups: Sequence[Group], names: Sequence[str]) -> list[list[str
 
 
 def extra_rows(extras: Sequence[Extra]) -> list[list[str]]:
-    """A row per part that only some groups use: its name, these groups, its settings."""
+    """Return a row per part that only some groups use: its name, these groups, its settings."""
     return [
         [extra.part, _ranges(extra.users), ", ".join(f"{name} {value}" for name, value in extra.settings.items())]
         for extra in extras
@@ -98,7 +96,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def text_report(groups: Sequence[Group], by: Sequence[str] | None, width: int) -> str:
-    """The whole comparison for a terminal of `width` characters."""
+    """Return the whole comparison for a terminal of `width` characters."""
     rows = result_rows(groups, by)
     test = rows[0].index(test_head(groups))
     numbers = {0, *range(test - 1, len(rows[0]))} - {test}  # from the seeds on
@@ -118,7 +116,7 @@ def text_report(groups: Sequence[Group], by: Sequence[str] | None, width: int) -
 
 
 def _blocks(rows: Sequence[Sequence[str]], width: int, longest: int = 32) -> str:
-    """The settings as one table, or as several one below the other where it is wider than `width`."""
+    """Return the settings as one table, or as several one below the other where it is wider than `width`."""
     short = [[cell if len(cell) <= longest else cell[: longest - 3] + "..." for cell in row[1:]] for row in rows]
     names = [INDENT + row[0] for row in rows]
     room = width - max(map(len, names))
@@ -136,7 +134,7 @@ def _blocks(rows: Sequence[Sequence[str]], width: int, longest: int = 32) -> str
 
 
 def _cell(text: str) -> str:
-    """Text for a cell that no spreadsheet takes for a formula; numbers stay as they are."""
+    """Return text for a cell that no spreadsheet takes for a formula; numbers stay as they are."""
     text = text.encode(errors="replace").decode()  # half a character has no encoding
     if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
         return text
@@ -148,7 +146,7 @@ def _cell(text: str) -> str:
 
 
 def csv_text(runs: Sequence[Run]) -> str:
-    """A row per run: its folder and state, all summary fields, the settings that differ."""
+    """Return a row per run: its folder and state, all summary fields, the settings that differ."""
     fields = list(dict.fromkeys(name for run in runs for name in run.fields))
     settings = differing_settings(runs)
     text = io.StringIO()

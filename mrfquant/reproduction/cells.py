@@ -1,13 +1,11 @@
 """Running the cells of a table, some at a time, each in a process of its own; what is done stays done."""
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,7 @@ from mrfquant.training.launch import launch
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a cell with one seed ended: its test accuracy, or the last line of what it said; or that another process,
-    on this machine or another one, is at work on it."""
+    """How a cell with one seed ended: its accuracy, or the last line that it said; or another process has it."""
 
     cell: Cell
     seed: int
@@ -33,10 +30,11 @@ class Outcome:
     elsewhere: bool = False
 
 
+@dataclass
 class Campaign:
     """Cells x seeds, each in its folder under `out`.
 
-    Args:
+    Attributes:
         scale: 'paper' takes the configurations of gin/, 'medium' those of gin/medium/.
         jobs: cells at a time; they share the cores evenly.
         options: of `launch` for every run, resumed or not: device, data, wandb.
@@ -44,31 +42,26 @@ class Campaign:
         smoke: stand-in data in every run.
     """
 
-    def __init__(
-        self,
-        cells: Sequence[Cell],
-        seeds: int,
-        scale: str,
-        out: Path,
-        jobs: int = 1,
-        options: Mapping[str, Any] | None = None,
-        settings: Sequence[str] = (),
-        smoke: bool = False,
-    ) -> None:
-        self.cells, self.seeds, self.scale, self.out, self.jobs = cells, seeds, scale, out, jobs
-        self.options, self.settings, self.smoke = dict(options or {}), settings, smoke
+    cells: Sequence[Cell]
+    seeds: int
+    scale: str
+    out: Path
+    jobs: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Sequence[str] = ()
+    smoke: bool = False
+
+    def __post_init__(self) -> None:
         self._running: set[BaseProcess] = set()
-        self._lock = threading.Lock()
-        self._stopping = False
+        self._lock, self._stopping = threading.Lock(), False
 
     def folder(self, cell: Cell, seed: int) -> Path:
-        """Where the run of a cell with a seed lives; settings beyond the configuration are part of the name."""
+        """Return where the run of a cell with a seed lives; settings beyond the configuration are part of the name."""
         extra = "".join("-" + s.partition(".")[2].replace(" = ", "") for s in cell.settings)
         return self.out / (f"{self.scale}-smoke" if self.smoke else self.scale) / f"{cell.config}{extra}-seed{seed}"
 
     def accuracies(self) -> dict[Cell, list[float]]:
-        """Test accuracies of the finished runs, in the order of their seeds; those of further seeds than were asked
-        for count as well, up to the first that is not there."""
+        """Return test accuracies by seed, also of more seeds than were asked for, up to the first missing."""
         found: dict[Cell, list[float]] = {}
         for cell in self.cells:
             for seed in itertools.count():
@@ -79,7 +72,7 @@ class Campaign:
         return found
 
     def missing(self) -> list[tuple[Cell, int]]:
-        """The runs that are not done yet: cells with a seed."""
+        """Return the runs that are not done yet: cells with a seed."""
         return [(c, s) for s in range(self.seeds) for c in self.cells if self._accuracy(c, s) is None]
 
     def run(self) -> Iterator[Outcome]:

@@ -5,8 +5,6 @@ Figures: Ajanthan, Dokania, Hartley, Torr, "Proximal Mean-field for Neural Netwo
 PMF retuned is from the authors' later settings in their repository.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,12 +47,7 @@ RHOS = (1.01, 1.02, 1.05, 1.1, 1.2)  # the range that the paper cross-validates
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of a table: a configuration, run with several seeds.
-
-    Attributes:
-        config: the name of the gin file. settings: further bindings. paper: its accuracy in percent, if it has one.
-        metric: what its runs are judged by. trained: whether its runs start from trained weights.
-    """
+    """One entry of a table: a gin file and settings, its accuracy in the paper, and whether it needs weights."""
 
     dataset: str
     model: str
@@ -119,8 +112,7 @@ TABLES: dict[str, list[Cell]] = {
 
 
 def render(cells: Sequence[Cell], accuracies: Mapping[Cell, Sequence[float]]) -> str:
-    """A Markdown table, a row per data set and network: ours (mean ± sample standard deviation over the seeds), the
-    paper's, and the difference. Cells without a finished run show a dash."""
+    """Return a Markdown table: ours (mean ± deviation over seeds), the paper's, the difference; a dash without runs."""
     columns = list(dict.fromkeys(cell.column for cell in cells))
     rows = list(dict.fromkeys((cell.dataset, cell.model) for cell in cells))
     lines = [["data, network", *columns]]

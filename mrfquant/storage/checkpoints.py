@@ -60,7 +60,7 @@ class Checkpoints:
         self._write(self._path("best", iteration), state)
 
     def newest(self, warn: Say) -> State | None:
-        """The newest state that is whole and whose best model is, too; None if nothing was saved yet.
+        """Return the newest state that is whole and whose best model is, too; None if nothing was saved yet.
 
         Damaged files are set aside, and `warn` hears of them. Where a best model is lost for every state that is left,
         the newest state comes without one ("best" and "best_iteration" are None): the best from there on counts.
@@ -89,18 +89,18 @@ class Checkpoints:
         return None
 
     def any(self) -> bool:
-        """Whether there is a state to go on from."""
+        """Return whether there is a state to go on from."""
         return bool(self._iterations("step"))
 
     def best(self, iteration: int, map_location: torch.device | str = "cpu") -> State:
-        """The best model of the step that names `iteration`."""
+        """Return the best model of the step that names `iteration`."""
         try:
             return _load(self._path("best", iteration), map_location)
         except FileNotFoundError as error:
             raise Damaged(f"there is no checkpoint {error.filename}") from None
 
     def _whole(self, kind: str, iteration: int, warn: Say) -> State | None:
-        """A state, or None where there is none any more; a damaged one is set aside."""
+        """Return a state, or None where there is none any more; a damaged one is set aside."""
         path = self._path(kind, iteration)
         try:
             return _load(path)
@@ -111,7 +111,7 @@ class Checkpoints:
         return None
 
     def _best_named(self, step: int) -> int | None:
-        """The best that a step names; its file is read only if another process wrote it."""
+        """Return the best that a step names; its file is read only if another process wrote it."""
         return self._named[step] if step in self._named else _load(self._path("step", step))["best_iteration"]
 
     def _path(self, kind: str, iteration: int) -> Path:
@@ -158,7 +158,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _unknown(error: Exception) -> str:
-    """What a state holds that a checkpoint may not, in torch's words if it is something else."""
+    """Return what a state holds that a checkpoint may not, in torch's words if it is something else."""
     found = re.search(r"GLOBAL (\S+)", str(error))
     return f"it holds {found[1]}, which is no plain value" if found else (str(error) or type(error).__name__)[:100]
 
@@ -193,12 +193,7 @@ def check_archive(path: Path) -> None:
 
 
 def _load(path: Path, map_location: torch.device | str = "cpu") -> State:
-    """Read a checkpoint; weights_only refuses anything but tensors and plain values.
-
-    Raises:
-        Damaged: it is not what was written.
-        BadInput: it is, and cannot be loaded here and now.
-    """
+    """Read a checkpoint of tensors and plain values: Damaged if it is not what was written, else BadInput."""
     import torch
 
     if path.exists() and not path.is_file():

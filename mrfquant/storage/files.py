@@ -4,15 +4,13 @@ What lies in a folder may come from strangers: names beside a file cannot be gue
 could destroy something, and what is read is an ordinary file of bounded size.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -56,9 +54,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         file.write(text.encode())
 
 
-def write_json(path: str | os.PathLike[str], value: Any, default: Callable[[Any], Any] | None = None) -> None:
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write `value` as indented JSON to `path` atomically."""
-    write_text(path, json.dumps(value, indent=2, default=default) + "\n")
+    write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MOST_TEXT) -> bytes:
@@ -74,12 +72,12 @@ def read_bytes(path: str | os.PathLike[str], most: int = MOST_TEXT) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], errors: str = "strict") -> str:
-    """The text of an ordinary file, UTF-8, with the bounds of `read_bytes`."""
+    """Return the text of an ordinary file, UTF-8, with the bounds of `read_bytes`."""
     return read_bytes(path).decode(errors=errors)
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What processes that were killed while they wrote have left in a folder."""
+    """Return what processes that were killed while they wrote have left in a folder."""
     return [path for path in folder.glob(".*.tmp") if LEFTOVER.fullmatch(path.name)]
 
 

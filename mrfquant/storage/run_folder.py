@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mrfquant import __version__
-from mrfquant.config.moved import ADDED, MOVED
 from mrfquant.errors import BadInput
 from mrfquant.metric import Metric
 from mrfquant.storage.checkpoints import Checkpoints, Damaged
@@ -72,7 +71,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The run that is already at `path`."""
+        """Return the run that is already at `path`."""
         run = cls(path)
         if path.is_dir() and _is_unused(path) and any(path.iterdir()):
             raise BadInput(f"{path} was stopped before its run began: start it again with --out {path}")
@@ -103,7 +102,7 @@ class RunFolder:
             yield
 
     def busy(self) -> bool:
-        """Whether a process is at work here."""
+        """Return whether a process is at work here."""
         try:
             with self.owned():
                 return False
@@ -113,11 +112,11 @@ class RunFolder:
             return False
 
     def identity(self) -> dict[str, Any]:
-        """What is run, known from the start on; nothing for runs of before there was identity.json."""
+        """Return what is run, known from the start on; nothing while it is being made."""
         return _read_object(self.path / "identity.json") or {}
 
     def summary(self) -> dict[str, Any] | None:
-        """The results of a finished run, or None."""
+        """Return the results of a finished run, or None."""
         path = self.path / "summary.json"
         summary = _read_object(path)
         if summary is not None:
@@ -128,21 +127,16 @@ class RunFolder:
         return summary
 
     def records(self, warn: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
-        """The records of metrics.jsonl by iteration; `warn` hears of damaged lines, which are left out."""
+        """Return the records of metrics.jsonl by iteration; `warn` hears of damaged lines, which are left out."""
         return read_records(self.metrics, warn)
 
     def settings(self) -> dict[str, str]:
-        """The settings as used, {"Geometric.rho": "1.2"}: values as gin writes them, macros as "%name"."""
+        """Return the settings as used, {"Geometric.rho": "1.2"}: values as gin writes them, macros as "%name"."""
         path = self.path / "operative.gin"
         return read_settings(read_text(path, "replace")) if path.exists() else {}
 
-    def bindings(self) -> list[str]:
-        """Of settings that its version did not have yet, to what was done then."""
-        used = self.settings()
-        return [f"{name} = {value}" for name, value in ADDED.items() if used and name not in used]
-
     def best(self) -> dict[str, Any]:
-        """The best model: `model`, its state dict, rounded; `solution`, where the solver stood."""
+        """Return the best model: `model`, its state dict, rounded; `solution`, where the solver stood."""
         if (summary := self.summary()) is None:
             raise BadInput(f"{self.path} is not finished: resume it first")
         if not isinstance(summary.get("best_iteration"), int):
@@ -172,24 +166,18 @@ class RunFolder:
         path = self.path / "env.json"
         try:
             sessions = list(json.loads(read_text(path))["sessions"])
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            LookupError,
-            RecursionError,
-        ):  # none yet, or damaged: only a note
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):  # none yet, or damaged: only a note
             sessions = []
         write_json(path, {"sessions": [*sessions, environment(device)]})
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """An int or float that can be computed with: not True or False, finite, not absurdly large."""
+    """Return whether it is a number to compute with: no bool, finite, not absurdly large."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def read_records(path: Path, warn: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file; a last line that a crash cut short is normal and not told."""
+    """Return the records of a JSON-lines file; a last line that a crash cut short is normal and not told."""
     records: list[dict[str, Any]] = []
     lines = read_text(path, "replace").splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
@@ -209,7 +197,7 @@ BINDING = re.compile(r"([\w./-]+) = *(.*)")
 
 
 def read_settings(gin: str) -> dict[str, str]:
-    """The bindings of an operative.gin as text; `Name.parameter = \\` goes on in the indented lines below it."""
+    """Return the bindings of an operative.gin as text; `Name.parameter = \\` goes on in the indented lines below it."""
     settings: dict[str, str] = {}
     name = None
     for line in gin.splitlines():
@@ -217,7 +205,6 @@ def read_settings(gin: str) -> dict[str, str]:
             settings[name] = f"{settings[name]} {line.strip()}".strip()
         elif binding := BINDING.fullmatch(line):
             name = binding[1] if "." in binding[1] else f"%{binding[1]}"
-            name = MOVED.get(name, name)
             settings[name] = binding[2].removesuffix("\\").strip()
         else:
             name = None
@@ -225,7 +212,7 @@ def read_settings(gin: str) -> dict[str, str]:
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where there is no file."""
+    """Return a JSON object, or None where there is no file."""
     if not path.exists():
         return None
     try:
@@ -238,14 +225,14 @@ def _read_object(path: Path) -> dict[str, Any] | None:
 
 
 def changed_settings(before: str, now: str) -> list[str]:
-    """What differs between two texts of a configuration, as 'Experiment.seed = 1 (was 0)'."""
+    """Return what differs between two texts of a configuration, as 'Experiment.seed = 1 (was 0)'."""
     old, new = read_settings(before), read_settings(now)
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return [f"{name} = {new.get(name, 'not set')} (was {old.get(name, 'not set')})" for name in names]
 
 
 def _is_unused(path: Path) -> bool:
-    """Whether nothing is in a folder but what is left of a run that was stopped while it was being made."""
+    """Return whether nothing is in a folder but what is left of a run that was stopped while it was being made."""
     return path.is_dir() and {f for f in path.iterdir() if f.name != ".lock"} <= set(leftovers(path))
 
 
@@ -254,7 +241,7 @@ def _damaged(path: Path) -> BadInput:
 
 
 def new_run_path(runs: Path, name: str, seed: int) -> Path:
-    """A path under `runs` that is free: name, seed, time."""
+    """Return a path under `runs` that is free: name, seed, time."""
     stem = f"{name}-seed{seed}-{datetime.now():%Y%m%d-%H%M%S}"
     path, number = runs / stem, 2
     while path.exists():
@@ -286,7 +273,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """The commit of the source, with '+' when it was changed since; None outside a checkout."""
+    """Return the commit of the source, with '+' when it was changed since; None outside a checkout."""
     top = Path(__file__).parents[2]
     if not (top / ".git").exists():  # installed, perhaps somewhere in a checkout of something else
         return None

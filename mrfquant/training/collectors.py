@@ -1,7 +1,5 @@
 """Where the figures of a run go. A collector may print, write or send them; it never changes them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -39,9 +37,6 @@ class Collector:
 
     def start(self, iteration: int, iterations: int) -> None:
         """The loop starts at `iteration` (not 0 when the run was resumed) and will end at `iterations`."""
-
-    def plan(self, iterations: int) -> None:
-        """The loop will end at another iteration than it said at the start."""
 
     def step(self, iteration: int) -> None:
         """An iteration is done. Called in the training loop: keep it cheap, touch no tensor."""
@@ -117,11 +112,6 @@ class Console(Collector):
                 bar_format="{percentage:3.0f}% {bar:16} {n_fmt}/{total_fmt}{postfix}  {rate_fmt}  {remaining} left",
             )
 
-    def plan(self, iterations: int) -> None:
-        self._iterations = iterations
-        if self._bar is not None:
-            self._bar.total = iterations
-
     def step(self, iteration: int) -> None:
         if self._bar is not None:
             self._bar.update()
@@ -165,8 +155,4 @@ class Console(Collector):
         return "  ".join(words)
 
 
-FORMATS = {
-    "entropy": "entropy {:.3f} bits",
-    "learning_rate": "lr {:.3g}",
-    "beta": "beta {:.4g}",
-}
+FORMATS = {"entropy": "entropy {:.3f} bits", "learning_rate": "lr {:.3g}", "beta": "beta {:.4g}"}

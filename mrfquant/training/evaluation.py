@@ -1,7 +1,5 @@
 """The figures of a network on a split of the data, as its objective makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -24,7 +22,7 @@ def evaluate(
     forward: Callable[..., Tensor] | None = None,
     team: Team | None = None,
 ) -> dict[str, float]:
-    """The objective's figures on a split, in evaluation mode, without augmentation.
+    """Return the objective's figures on a split, in evaluation mode, without augmentation.
 
     Args:
         model: the network, put back into the mode it was in.
@@ -69,8 +67,7 @@ def sums_of(
 
 @torch.inference_mode()
 def predict(model: nn.Module, dataset: Dataset, split: SplitName, objective: Objective) -> tuple[Tensor, Tensor]:
-    """The predictions for a split, as far as they may be averaged over networks, and its targets; puts the network
-    into evaluation mode. Examples of another shape than the first ones, such as a text's last window, are left out."""
+    """Return predictions that may be averaged over networks, and targets; inputs of another shape are left out."""
     model.eval()
     found: list[tuple[Tensor, Tensor]] = []
     for inputs, targets in dataset.ordered(split):

@@ -115,7 +115,7 @@ class Experiment:
 
     def check_teacher(self) -> None:
         """Refuse to start a run that would learn from a random network."""
-        if self.objective.taught and self.started_from is None and not self.smoke:
+        if self.objective.needs_teacher and self.started_from is None and not self.smoke:
             raise BadInput(
                 f"{type(self.objective).__name__} teaches by the network that the run starts from, which would be "
                 "a random one: give trained weights with --weights FILE, or take no teacher (Distillation.share = 0.0)",
@@ -139,7 +139,7 @@ class Experiment:
             "seed": self.seed,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "labelled": len(self.labelling),
-            "metric": self.objective.chooses.as_fields(),
+            "metric": self.objective.primary_metric.as_fields(),
             "bits": max((block.levels.bits for block in self.labelling.blocks), default=32),
         }
 

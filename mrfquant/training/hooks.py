@@ -1,6 +1,4 @@
-"""What comes along to be done during a run beside training."""
-
-from __future__ import annotations
+"""Built-in hooks."""
 
 from collections.abc import Callable, Sequence
 from itertools import islice

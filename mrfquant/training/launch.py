@@ -22,8 +22,8 @@ from mrfquant.storage.run_folder import RunFolder, changed_settings, new_run_pat
 from mrfquant.text import duration
 from mrfquant.training.collectors import Collector, Console, JsonLines
 from mrfquant.training.experiment import Experiment
+from mrfquant.training.trackers import WandB, default_mode
 from mrfquant.training.trainer import Interrupted, Trainer
-from mrfquant.training.wandb_collector import WandB, default_mode
 
 Say = Callable[[str], None]
 SPLITS: tuple[tuple[SplitName, str], ...] = (("train", "training"), ("val", "validation"), ("test", "test"))
@@ -73,7 +73,7 @@ def launch(
             return folder
         # Once there is a checkpoint, the weights that the run started from are not needed, and may be gone.
         gone = ["Experiment.weights = None"] if folder.checkpoints.any() else []
-        read = Config(folder.config, [*gone, *folder.bindings()])
+        read = Config(folder.config, gone)
     elif config is None:
         raise BadInput(f"there is no run in {out} to resume: give the folder of a run, or a config to start one")
     else:
@@ -99,7 +99,10 @@ def launch(
             held.enter_context(folder.owned())
         if resumed and team.any(folder.summary() is not None, where):  # another process has ended it meanwhile
             return folder
-        console = _console(folder) if team.leads else Console(Path(os.devnull), open(os.devnull, "w"))  # noqa: SIM115
+        try:
+            console = Console(folder.log) if team.leads else Console(Path(os.devnull), open(os.devnull, "w"))  # noqa: SIM115
+        except OSError as error:
+            raise RunFailed(f"cannot write {folder.log}: {error.strerror}") from None
         held.callback(console.close)
         try:
             if team.leads:
@@ -135,13 +138,6 @@ def launch(
             raise
         except OSError as error:
             raise RunFailed(f"cannot write {error.filename or folder.path}: {error.strerror}") from None
-
-
-def _console(folder: RunFolder) -> Console:
-    try:
-        return Console(folder.log)
-    except OSError as error:
-        raise RunFailed(f"cannot write {folder.log}: {error.strerror}") from None
 
 
 def _train(
@@ -183,8 +179,7 @@ def _restore(say: Say, trainer: Trainer, folder: RunFolder) -> None:
     if state is None:
         say("no checkpoint yet: starting from the beginning")
         return
-    before, now = state.get("config"), folder.checkpoints.config or ""
-    if before and (changed := changed_settings(before, now)):
+    if changed := changed_settings(state["config"], folder.checkpoints.config or ""):
         raise BadInput(
             f"{folder.path} cannot be resumed, its config.gin was changed since its last checkpoint: "
             f"{', '.join(changed)}; put it back, or start another run with --gin {folder.config}"
@@ -219,10 +214,7 @@ def _conclude(say: Say, folder: RunFolder, metrics: Sequence[Metric]) -> None:
 
 
 class StopRequest:
-    """Within the block, true once Ctrl-C or SIGTERM has asked to stop; asked again, the process stops at once.
-
-    Signals reach the main thread only: in another one, nothing is caught and it stays false.
-    """
+    """True once Ctrl-C or SIGTERM came within the block, in the main thread; asked again, the process stops at once."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

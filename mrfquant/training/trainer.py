@@ -16,6 +16,7 @@ from mrfquant.data import Dataset
 from mrfquant.errors import BadSetting, RunFailed
 from mrfquant.inference import Inference
 from mrfquant.objectives import CrossEntropy, Objective, outputs_of
+from mrfquant.packing.runs import packing_record
 from mrfquant.schedules import Constant, Schedule
 from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.training.collectors import Collector
@@ -68,8 +69,6 @@ class Trainer:
         compile: run the network through torch.compile.
         per_layer: record the entropy of every labelled parameter at each evaluation, too.
         clip: the largest norm that the gradient of all parameters may have; None leaves it as it is.
-        hours: how long the run may take, in all its sessions; the number of iterations, and with it every schedule that
-            ends with the run, is fitted to it as the speed becomes known. Such a run is not repeated to the bit.
         hooks: what else to do every few iterations, at evaluations and at the end.
         objective: the loss and the figures; cross-entropy by default.
     """
@@ -89,7 +88,6 @@ class Trainer:
         compile: bool = False,
         per_layer: bool = False,
         clip: Positive | None = None,
-        hours: Positive | None = None,
         hooks: Sequence[Hook] = (),
         objective: Objective | None = None,
         seed: int = 0,
@@ -101,10 +99,10 @@ class Trainer:
         self.eval_interval, self.log_interval = eval_interval, log_interval
         self.learning_rate = learning_rate or Constant(1.0)
         self.objective = objective or CrossEntropy()
-        self.per_layer, self.clip, self.hours, self.hooks = per_layer, clip, hours, hooks
+        self.per_layer, self.clip, self.hooks = per_layer, clip, hooks
         self.team = team or Team()
         self.device = dataset.device
-        self.batch_size = batch_size
+        self.batch_size, self.seed = batch_size, seed
         self.batches = dataset.stream(batch_size, seed, self.team.rank, self.team.world_size)
         self.low = precision == "bfloat16" or (precision == "auto" and self.device.type == "cuda")
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.low)
@@ -140,7 +138,7 @@ class Trainer:
         """
         self.checkpoints, self.collectors = checkpoints, collectors
         for collector in self.collectors:
-            collector.metric, collector.unit = self.objective.chooses, self.dataset.unit
+            collector.metric, collector.unit = self.objective.primary_metric, self.dataset.unit
             collector.batch_size = self.batch_size
             collector.start(self.iteration, self.iterations)
         if self.low and not computes_bfloat16(self.device):
@@ -159,7 +157,6 @@ class Trainer:
                     hook.step(self)
             if self._records_at(self.iteration):
                 self._record(self._evaluates_at(self.iteration))
-                self._fit_to_time()
             if self._asked_to_stop(should_stop) and self.iteration < self.iterations:
                 self._losses = [
                     torch.tensor(loss, device=self.device) for loss in self._finite_losses()
@@ -233,21 +230,8 @@ class Trainer:
             self._save()
         self._mark = (time.perf_counter(), self.iteration)
 
-    def _fit_to_time(self) -> None:
-        """Plan as many iterations as the time allows at the speed so far, evaluations included."""
-        if self.hours is None or self.iteration == self.iterations:
-            return
-        spent = self.seconds + time.perf_counter() - self._clock
-        left = max(0.0, 3600 * self.hours - spent)
-        planned = self.team.agree(self.iteration + max(1, int(left * self.iteration / spent)))
-        if planned != self.iterations:
-            self.iterations = planned
-            self.inference.prepare(planned, self.objective.temperature)
-            for collector in self.collectors:
-                collector.plan(planned)
-
     def _finite_losses(self) -> list[float]:
-        """The losses since the last record, on the host; the run ends here if one of them is not a number."""
+        """Return the losses since the last record, on the host; the run ends here if one of them is not a number."""
         stacked = torch.stack(self._losses) if self._losses else torch.zeros(0)
         self.team.average([stacked])
         losses: list[float] = stacked.tolist()
@@ -259,7 +243,7 @@ class Trainer:
         return losses
 
     def _validate(self) -> dict[str, float]:
-        metric, figures, relaxed = self.objective.chooses, {}, None
+        metric, figures, relaxed = self.objective.primary_metric, {}, None
         share = RELAXED_SHARE if self.dataset.size("val") >= LARGE else 1
         if self.inference.relaxed:
             relaxed = self._validation(share, others=False)[0][metric.name]
@@ -278,7 +262,9 @@ class Trainer:
         if self.best["iteration"] == self.iteration and self.checkpoints:
             solution = self.inference.solution()  # in every process: each may have a part of it
             if self.team.leads:
-                best = {**self.best, "model": self._best_state, "solution": solution}
+                about = (self.dataset, self.objective, self.inference.method, self.seed)
+                packing = packing_record(self.model, self.inference.labelling, *about)
+                best = {**self.best, "model": self._best_state, "solution": solution, "packing": packing}
                 self.checkpoints.save_best(self.iteration, best)
             self._best_state = None  # it is on the disk
         return {f"val_{name}": value for name, value in found.items()} | figures
@@ -295,11 +281,11 @@ class Trainer:
         self.model.load_state_dict(self._best_state)
         tested = evaluate(self.model, self.dataset, "test", self.objective, self.forward, self.team)
         figures = {f"test_{name}": value for name, value in tested.items()}
-        chosen = f"val_{self.objective.chooses.name}"
+        chosen = f"val_{self.objective.primary_metric.name}"
         return {"best_iteration": self.best["iteration"], f"best_{chosen}": self.best[chosen], **figures}
 
     def _validation(self, share: int, others: bool = True) -> list[dict[str, float]]:
-        """The figures on one batch in `share` of the validation split, and on all."""
+        """Return the figures on one batch in `share` of the validation split, and on all."""
         with self.autocast:
             sums = sums_of(self.model, self.dataset, "val", self.objective, self.forward, self.team, share, others)
         return [self.objective.figures(s) for s in sums]
@@ -319,7 +305,6 @@ class Trainer:
         solved = {*labelling.labelled.spans, *labelling.free.spans}  # these are in the solver's own state
         return {
             "iteration": self.iteration,
-            "iterations": self.iterations,
             "seconds": self.seconds,
             "best": self.best,
             "losses": [loss.item() for loss in self._losses],
@@ -334,12 +319,9 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state saved by a trainer of the same configuration."""
         self.iteration, self.seconds, self.best = state["iteration"], state["seconds"], state["best"]
-        if self.hours is not None:
-            self.iterations = state["iterations"]
-            self.inference.prepare(self.iterations, self.objective.temperature)
         self._losses = [torch.tensor(loss, device=self.device) for loss in state["losses"]]
         self.batches.load_state_dict(state["batches"])
-        self.objective.load_state_dict(state.get("objective", {}))  # not there in older files
+        self.objective.load_state_dict(state["objective"])
         self.inference.load_state_dict(state["inference"])
         self.model.load_state_dict(state["model"], strict=False)
         torch.set_rng_state(state["rng"])

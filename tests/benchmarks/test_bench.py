@@ -11,7 +11,7 @@ import pytest
 import torch
 from matplotlib import image
 
-from mrfquant.benchmarks import curvature, loader, mrf, projections, rounding, scaling, startup, timing, whole_run
+from mrfquant.benchmarks import energies, loader, mrf, projections, rounding, scaling, startup, timing, whole_run
 from mrfquant.benchmarks.operations import Operations
 from mrfquant.benchmarks.parts import measure_parts
 from mrfquant.benchmarks.timing import Options, in_turns, ratio
@@ -234,7 +234,7 @@ def test_bad_input_is_one_sentence(arguments, message, capsys):
 
 
 def test_curvature_is_compared_with_forward_and_first_order(bench, monkeypatch):
-    monkeypatch.setattr(curvature, "INTERVAL", 2)
+    monkeypatch.setattr(energies, "INTERVAL", 2)
     found = bench("curvature", "--models", "lenet300,vgg16")
     assert list(found) == ["lenet300, statistics", "lenet300, 100 steps"]
     assert found["lenet300, statistics"]["second moments"]["ratio"] > 0

@@ -57,13 +57,10 @@ def test_exact_results_equal_the_reference_and_are_written_as_such(task, model, 
 def test_the_default_solvers_answer(model, capsys):
     assert infer.main([str(model), "--task", "map", "--reference", f"{model}.MAP"]) == 0
     assert "ours is +0.000000" in capsys.readouterr().out.replace("-0.000000", "+0.000000")
-    trace = model.parent / "trace.csv"
-    assert infer.main([str(model), "--trace", str(trace)]) == 0
+    assert infer.main([str(model)]) == 0
     out = capsys.readouterr().out
     assert "(estimate)" in out
-    head, *rows = trace.read_text().splitlines()
-    assert head == "iteration,residual,free_energy,energy,best,bound,seconds"
-    assert f"converged after {len(rows)} iterations" in out
+    assert "converged after" in out
 
 
 def test_evidence_is_taken(model, tmp_path, capsys):

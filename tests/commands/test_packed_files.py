@@ -14,9 +14,9 @@ import mrfquant
 from mrfquant.commands import eval as evaluation
 from mrfquant.commands import inspect_labels as inspect
 from mrfquant.commands import pack, run
-from mrfquant.commands.pack import pack_run
 from mrfquant.labelling import Labelling
 from mrfquant.packing import PackedNetwork
+from mrfquant.packing.networks import labels_of
 from mrfquant.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +142,7 @@ def test_packing_leaves_gin_and_randomness_alone(runs):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    pack_run(runs / "binary")
+    mrfquant.pack(runs / "binary")
     assert torch.equal(torch.rand(3), expected)
     assert gin.query_parameter("LeNet5.width") == 0.5
     gin.parse_config(["LeNet5.width = 0.6"])  # not locked
@@ -151,7 +151,7 @@ def test_packing_leaves_gin_and_randomness_alone(runs):
 
 
 def test_origins_that_make_no_sense(runs, tmp_path, capsys):
-    network = pack_run(runs / "binary")
+    network = mrfquant.pack(runs / "binary")
     for origin, message in (
         ({"dataset": ["digits"]}, "is for the data set ['digits'], known are"),
         ({"dataset": "digits", "temperature": "x"}, "gives the temperature 'x'"),
@@ -184,3 +184,29 @@ def test_bad_input_is_one_sentence_and_status_2(runs, tmp_path, capsys):
         assert err.startswith("error: ")
         assert message in err
         assert err.count("\n") == 1
+
+
+def test_any_packed_network_is_written_as_onnx(runs, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    network = mrfquant.pack(runs / "ternary", "base3")
+    network.write(tmp_path / "m")
+    model, images = mrfquant.load(tmp_path / "m"), torch.randn(5, 1, 28, 28)
+    exported = mrfquant.export_onnx(model, tmp_path / "own.onnx", [images])
+    assert (tmp_path / "own.onnx").read_bytes() == exported.data
+    session = runtime.InferenceSession(exported.data)
+    (logits,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    with torch.no_grad():
+        assert torch.allclose(torch.from_numpy(logits), model(images), rtol=1e-4, atol=1e-4)
+    with pytest.raises(mrfquant.BadInput, match="give a batch at least"):
+        mrfquant.export_onnx(model, tmp_path / "none.onnx", [])
+
+
+def test_a_recorded_labelling_packs_as_the_labelling_does():
+    model = torch.nn.Linear(6, 4)
+    labelling = Labelling(model, [-1, 0, 1], which="weights", scale="channel", start="weights")
+    with mrfquant.StraightThrough(labelling, torch.optim.Adam).rounded():
+        one = mrfquant.pack_model(model, labelling)
+        two = mrfquant.pack_model(model, labels_of(labelling))
+    assert torch.equal(one.state_dict()["weight"], two.state_dict()["weight"])
+    assert one.parameters["weight"].nbytes == two.parameters["weight"].nbytes == 6 + 4 * 4

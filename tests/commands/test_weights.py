@@ -48,7 +48,7 @@ def test_a_short_run_from_trained_weights_beats_one_from_scratch(trained, tmp_pa
 
 
 def test_a_run_is_resumed_and_packed_when_its_weights_are_gone(trained, tmp_path):
-    from mrfquant.commands.pack import pack_run
+    from mrfquant.packing import pack
 
     torch.save(state_of(trained), tmp_path / "float.pt")
     assert call(*PMF, "--weights", tmp_path / "float.pt", "--out", tmp_path / "run") == 0
@@ -59,7 +59,7 @@ def test_a_run_is_resumed_and_packed_when_its_weights_are_gone(trained, tmp_path
     assert call("--resume", tmp_path / "run", "--wandb", "disabled") == 0
     assert summary(tmp_path / "run")["test_top1"] == expected["test_top1"]
     assert (tmp_path / "run" / "operative.gin").read_text() == operative
-    assert pack_run(tmp_path / "run").origin["method"] == "PMF"
+    assert pack(tmp_path / "run").origin["method"] == "PMF"
 
 
 def test_a_random_network_teaches_nobody(trained, tmp_path, capsys):

@@ -115,7 +115,7 @@ def test_solver_energy_network_and_data_of_an_imported_module_run_resume_and_pac
     assert (folder / "one" / "config.gin").read_text().startswith("import my_parts\n")  # so it needs no --import now
     (folder / "one" / "summary.json").unlink()
     assert "going on from iteration 20" in call("run", "--resume", "one")
-    call("pack", "one", "-o", "my.safetensors", "--import", "my_parts")
+    call("pack", "one", "-o", "my.safetensors")
     assert "test top-1" in call("eval", "my.safetensors", "--import", "my_parts")
 
 

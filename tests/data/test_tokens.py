@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mrfquant.data import Tokens, alice, byte_file, characters, shakespeare, text_file
-from mrfquant.data.registry import STAND_IN
+from mrfquant.data.dataset import STAND_IN
 from mrfquant.errors import BadInput
 
 TEXT = "".join(random.Random(0).choices(string.ascii_lowercase, k=1000))

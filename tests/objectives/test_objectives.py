@@ -89,7 +89,7 @@ def test_metrics_know_which_way_is_better_and_how_they_are_read():
 @pytest.mark.parametrize("damaged", [None, 3, {}, {"name": "loss"}, {"name": 1, "title": 2, "higher": True}, {"x": 1}])
 def test_a_summary_that_names_no_metric_is_judged_by_top1(damaged):
     assert Metric.of({"metric": damaged}) == TOP1
-    assert Metric.of({"metric": NextToken().chooses.as_fields()}) == NextToken().chooses
+    assert Metric.of({"metric": NextToken().primary_metric.as_fields()}) == NextToken().primary_metric
 
 
 def test_scores_follow_their_definitions():

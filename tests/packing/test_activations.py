@@ -12,8 +12,7 @@ import mrfquant as mq
 from mrfquant.errors import BadInput
 from mrfquant.models import LeNet5
 from mrfquant.packing.bits import pack
-from mrfquant.packing.few_bits import Codes
-from mrfquant.packing.integers import IntegerWeight, integer_levels
+from mrfquant.packing.integers import Codes, IntegerWeight, integer_levels
 from mrfquant.packing.networks import pack_weights
 from mrfquant.packing.onnx_export import to_onnx
 from mrfquant.packing.parameter import PackedParameter
@@ -234,13 +233,13 @@ def test_a_wrong_file_is_found():
 @pytest.mark.slow
 def test_benchmark(monkeypatch):
     needs_onnx()
-    from mrfquant.benchmarks import packed_peers
+    from mrfquant.benchmarks import packed
     from mrfquant.benchmarks.timing import Options
 
     small = {"lenet5": (functools.partial(LeNet5, width=0.2), (1, 28, 28))}
     for name, value in {"IMAGES": small, "BATCHES": (1, 2), "WIDTHS": (64,), "LAYERS": 1, "PAST": 4}.items():
-        monkeypatch.setattr(packed_peers, name, value)
-    found = dict(packed_peers.measure_peers(Options(seconds=0)))
+        monkeypatch.setattr(packed, name, value)
+    found = dict(packed.measure_peers(Options(seconds=0)))
     assert list(found) == ["lenet5, batch 1", "lenet5, batch 2", "gpt of width 64, a token"]
     for row in found.values():
         assert list(row) == ["PyTorch, ms", "float", "its int8", "ours", "file", "memory"]

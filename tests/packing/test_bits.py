@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrfquant.errors import BadInput
-from mrfquant.packing import PackedParameter, pack, unpack
-from mrfquant.packing.bits import label_bits, packed_size
+from mrfquant.packing import PackedParameter
+from mrfquant.packing.bits import label_bits, pack, packed_size, unpack
 
 
 @given(data=st.data(), d=st.integers(2, 300), count=st.integers(0, 70), base3=st.booleans())

@@ -20,7 +20,7 @@ from mrfquant.packing import PackedNetwork, PackedParameter, pack_model
 from mrfquant.packing.bits import deflated, inflated
 from mrfquant.packing.file import _checksum
 
-IMAGES = {"mean": [0.1], "std": [0.3], "classes": list("0123456789")}
+INPUT_INFO = {"mean": [0.1], "std": [0.3], "classes": list("0123456789")}
 
 
 def sgd(parameters):
@@ -41,7 +41,7 @@ def packed(model, levels=(-1, 1), scale="none", encoding="bits", exclude=(), lea
     with solver.rounded():
         network = pack_model(model, labelling, encoding=encoding)
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    network.images = IMAGES
+    network.input_info = INPUT_INFO
     return network, state
 
 
@@ -100,7 +100,7 @@ def test_the_loaded_network_computes_the_same_to_the_bit(levels, encoding, scale
     images = torch.randn(4, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(loaded(images), model.eval()(images))
-    assert loaded.packed_network.images == IMAGES
+    assert loaded.packed_network.input_info == INPUT_INFO
     assert "classifier.bias" in loaded.packed_network.floats
 
 
@@ -176,27 +176,27 @@ def blocks(levels=(-1, 1), encoding="bits", more=(), **shapes):
         ({"network": "[]"}, "its metadata is not what version 1 has"),
         ({"network": "{" * 5000}, "its metadata is not what version 1 has"),
         ({"blocks": "[[[]]]"}, "its metadata is not what version 1 has"),
-        ({"blocks": blocks(layers__0__weight=[10**13, 1])}, "has a shape that is none"),
+        ({"blocks": blocks(layers__0__weight=[10**13, 1])}, "has the invalid shape"),
         ({"blocks": blocks(layers__0__weight=[10**6, 10**6])}, "take 125000000000 bytes, not"),
-        ({"blocks": blocks(layers__0__weight=[-1])}, "has a shape that is none"),
-        ({"blocks": blocks(layers__0__weight=[2**39] * 1000)}, "has a shape that is none"),
-        ({"blocks": blocks(layers__0__weight=[2**39, 2**39, 0])}, "has a shape that is none"),
+        ({"blocks": blocks(layers__0__weight=[-1])}, "has the invalid shape"),
+        ({"blocks": blocks(layers__0__weight=[2**39] * 1000)}, "has the invalid shape"),
+        ({"blocks": blocks(layers__0__weight=[2**39, 2**39, 0])}, "has the invalid shape"),
         ({"blocks": blocks(nothing=[4])}, "nothing is announced and not there"),
         ({"blocks": blocks((1, -1), layers__0__bias=[4])}, "not finite, different and increasing"),
         ({"blocks": blocks((0, float("inf")), layers__0__bias=[4])}, "not finite, different and increasing"),
         ({"blocks": blocks(encoding="exec", layers__0__bias=[4])}, "has the encoding 'exec'"),
         ({"blocks": blocks(encoding="base3", layers__0__bias=[4])}, "or 'base3' for three levels"),
         ({"blocks": blocks(layers__0__bias=[4])}, "is torch.uint8, expected float32 or int64"),
-        ({"blocks": blocks(more=[0], layers__0__bias=[4])}, "has a group size that is none"),
-        ({"blocks": blocks(more=[True], layers__0__bias=[4])}, "has a group size that is none"),
-        ({"blocks": blocks(more=["4"], layers__0__bias=[4])}, "has a group size that is none"),
-        ({"blocks": blocks(more=[4, 4], layers__0__bias=[4])}, "has a group size that is none"),
+        ({"blocks": blocks(more=[0], layers__0__bias=[4])}, "has the invalid group size"),
+        ({"blocks": blocks(more=[True], layers__0__bias=[4])}, "has the invalid group size"),
+        ({"blocks": blocks(more=["4"], layers__0__bias=[4])}, "has the invalid group size"),
+        ({"blocks": blocks(more=[4, 4], layers__0__bias=[4])}, "has the invalid group size"),
         ({"blocks": blocks(more=[2], layers__0__bias=[4])}, "has a group size and no scale"),
         ({"tied": "[]"}, "its metadata is not what version 1 has"),
         ({"tied": '{"a": ["layers.1.weight"]}'}, "its metadata is not what version 1 has"),
         ({"tied": '{"a": "nothing"}'}, "a is said to be the same as nothing, which cannot be"),
         ({"tied": '{"layers.1.weight": "layers.1.weight"}'}, "which cannot be"),
-        ({"images": '{"mean": [0], "std": [0]}'}, "its metadata is not what version 1 has"),
+        ({"input_info": '{"mean": [0], "std": [0]}'}, "its metadata is not what version 1 has"),
     ],
 )
 def test_hostile_metadata_is_refused_in_one_sentence(changes, message, file):

@@ -11,7 +11,7 @@ from mrfquant.errors import BadInput
 from mrfquant.models import VGG, LeNet5, LeNet300, ResNet
 from mrfquant.packing import onnx_export
 from mrfquant.packing.bits import pack
-from mrfquant.packing.onnx_export import export_onnx
+from mrfquant.packing.onnx_export import to_onnx
 from mrfquant.packing.parameter import PackedParameter
 
 BINARY, TERNARY, FOUR = (-1.0, 1.0), (-1.0, 0.0, 1.0), (-1.0, -0.3, 0.1, 1.0)
@@ -21,6 +21,10 @@ SCHEMES += [(TERNARY, "base3", s) for s in (None, "one", "channels", "runs")]
 SCHEMES += [(FOUR, "bits", s) for s in ("channels and zeros", "runs and zeros")]
 # A single level, labels that cross bytes (3, 5 and 9 bits) and those that fill one.
 SCHEMES += [(tuple(np.linspace(-2, 3, d).tolist()), "bits", None) for d in (1, 5, 16, 17, 256, 300)]
+
+
+def export_onnx(model, packed, inputs, path, **options):
+    path.write_bytes(to_onnx(model, packed, inputs, **options).data)
 
 
 def random_parameter(shape, scheme):

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from mrfquant.reports.curves import POINTS, curve
-from mrfquant.reports.palette import DARK, LIGHT, dashes, style
+from mrfquant.reports.curves import DARK, LIGHT, POINTS, curve, dashes, style
 from mrfquant.reports.runs import read_run
 
 

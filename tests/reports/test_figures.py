@@ -5,10 +5,9 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from mrfquant.reports.curves import panel_curves, panels_of
+from mrfquant.reports.curves import LIGHT, panel_curves, panels_of
 from mrfquant.reports.figures import draw, write_figures
 from mrfquant.reports.groups import group_runs
-from mrfquant.reports.palette import LIGHT
 from mrfquant.reports.runs import read_run
 
 

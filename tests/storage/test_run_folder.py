@@ -130,12 +130,3 @@ def test_temporary_names_cannot_be_guessed(tmp_path, monkeypatch):
         write_text(tmp_path / "file", "x")
     assert len(set(seen)) == 2
     assert all(str(os.getpid()) not in name.split(".") for name in seen)
-
-
-def test_runs_of_earlier_versions_are_read_with_what_was_done_then(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert folder.bindings() == []  # nothing is known of it
-    folder.write_operative("Labelling.levels = [-1, 0, 1]\n")
-    assert folder.bindings() == ["Experiment.form = 'planes'"]
-    folder.write_operative("Experiment.form = 'line'\n")
-    assert folder.bindings() == []

@@ -123,19 +123,6 @@ def test_the_gradient_is_clipped_before_it_is_used():
         torch.testing.assert_close(found, whole * 1e-3 / norm, rtol=1e-3, atol=1e-9)
 
 
-def test_a_run_with_a_time_limit_ends_with_it_and_so_do_its_schedules(monkeypatch):
-    """Every look at the clock takes a hundredth of an hour, so the iterations planned at first are far too many."""
-    now = iter(range(10**6))
-    monkeypatch.setattr("time.perf_counter", lambda: 36.0 * next(now))
-    trainer, records = make(*SOLVERS["pmf, 2 levels"], iterations=100_000, eval_interval=50, hours=0.5)
-    trainer.run(collectors=[records])
-    assert 4 < trainer.iteration == trainer.iterations < 300
-    assert trainer.seconds == pytest.approx(1800, rel=0.2)
-    last = records.records[-1][1]
-    assert last["beta"] == pytest.approx(50.0, rel=0.2)
-    assert last["learning_rate"] < 1e-3
-
-
 def test_the_best_model_is_kept_not_the_last():
     trainer, recorded = make(*SOLVERS["pmf, 2 levels"])
     result = trainer.run(collectors=[recorded])

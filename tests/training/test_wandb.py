@@ -6,7 +6,7 @@ import struct
 import time
 
 from mrfquant.commands.run import main
-from mrfquant.training.wandb_collector import default_mode
+from mrfquant.training.trackers import default_mode
 
 
 def run_without_credentials(python, tmp_path, *words):

@@ -1,9 +1,7 @@
 """Random fields of many kinds, as files for `mrfquant uai-table`.
 
-python -m mrfquant.benchmarks.random_fields FOLDER writes them.
+python docs/random_fields.py FOLDER writes them.
 """
-
-from __future__ import annotations
 
 import itertools
 import math

@@ -1,6 +1,4 @@
-"""Weights & Biases: the run's figures in its own W&B run, every file of it inside the run's folder."""
-
-from __future__ import annotations
+"""Collectors of other programs: Weights & Biases and TensorBoard, every file of theirs inside the run's folder."""
 
 import hashlib
 import os
@@ -8,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from mrfquant.config.extras import need_extra
 from mrfquant.config.gin_files import nested_settings
 from mrfquant.config.settings import configurable
 from mrfquant.errors import BadInput
@@ -15,7 +14,9 @@ from mrfquant.storage.run_folder import RunFolder
 from mrfquant.training.collectors import Collector, Values
 
 if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
     from wandb import Run
+
 
 Mode = Literal["online", "offline", "disabled"]
 RESULT_FILES = ("config.gin", "operative.gin", "env.json", "metrics.jsonl", "summary.json", "log.txt")
@@ -100,3 +101,35 @@ class WandB(Collector):
                 for name in RESULT_FILES:
                     self._run.save(str(self.folder / name), base_path=str(self.folder), policy="now")
             self._run.finish(exit_code=0 if summary else 1)
+
+
+@configurable
+class TensorBoard(Collector):
+    """Writes to the folder `tensorboard` of the run; `tensorboard --logdir runs` shows all runs.
+
+    A resumed run goes on in a file of its own from the iteration it was resumed at; TensorBoard drops what the first
+    had recorded after it.
+    """
+
+    def __init__(self) -> None:
+        need_extra("tensorboard", "TensorBoard")
+        self._writer: SummaryWriter | None = None
+
+    def open(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def start(self, iteration: int, iterations: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self._folder.path / "tensorboard"), purge_step=iteration + 1)
+        if not iteration:
+            self._writer.add_text("config", f"```\n{self._folder.config.read_text()}\n```")
+
+    def record(self, iteration: int, values: Values) -> None:
+        assert self._writer is not None
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, iteration)
+
+    def finish(self, summary: Mapping[str, Any] | None) -> None:
+        if self._writer is not None:
+            self._writer.close()
