@@ -19,7 +19,7 @@ from torch import Tensor
 from mrfquant.config.settings import Count, configurable
 from mrfquant.mrf.dual import DualAscent
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
-from mrfquant.mrf.solver import PROVED, Solver
+from mrfquant.mrf.solver import PROVED, FieldSolver
 
 TURNS = 10  # of a search for any labelling that is allowed
 GROWTH = 1.5  # of the budget from one step to the next
@@ -27,7 +27,7 @@ STALLED = 1e-3  # a sweep that raises the bound by a smaller share of the gap is
 
 
 @configurable(supplied=["graph", "seed", "start"])
-class BranchAndBound(Solver):
+class BranchAndBound(FieldSolver):
     """Sweeps of `DualAscent` first, then depth-first searches from the root, each longer than the one before.
 
     What a search learns stays: the best labelling, labels that cannot be part of a better one, and at which variables

@@ -16,11 +16,11 @@ from mrfquant.config.settings import Whole, configurable
 from mrfquant.mrf.branch_and_bound import feasible
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import Group, field
-from mrfquant.mrf.solver import Solver
+from mrfquant.mrf.solver import FieldSolver
 from mrfquant.schedules import Constant, Schedule
 
 
-class CoordinateDescent(Solver):
+class CoordinateDescent(FieldSolver):
     """Sweeps over the colours; a subclass says how a variable answers to its field.
 
     Args:

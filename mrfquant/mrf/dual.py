@@ -23,13 +23,13 @@ from torch import Tensor
 from mrfquant.config.settings import configurable
 from mrfquant.mrf.arrays import Arrays
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
-from mrfquant.mrf.solver import Solver, proves
+from mrfquant.mrf.solver import FieldSolver, proves
 
 CHUNK = 4096  # variables between two looks at the clock
 
 
 @configurable(supplied=["graph", "seed", "start"])
-class DualAscent(Solver):
+class DualAscent(FieldSolver):
     """TRW-S: a lower bound on the energy that never gets worse and holds at every moment, and labellings on the way.
 
     Attributes:

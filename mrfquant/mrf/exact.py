@@ -17,7 +17,7 @@ from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.errors import BadInput
 from mrfquant.mrf.decomposition import best_tree
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
-from mrfquant.mrf.solver import Solver
+from mrfquant.mrf.solver import FieldSolver
 
 CHUNK = 2**12  # labellings scored at once
 TABLES = 4  # of the largest size that a pass has at once
@@ -28,7 +28,7 @@ class TooWide(BadInput):
     """The junction tree would need a table beyond the limit; a caller may fall back on something else."""
 
 
-class _Exact(Solver):
+class _Exact(FieldSolver):
     """A solver that is done after one step; what it finds is worked out when it is first asked for, and kept."""
 
     direction = "exact"

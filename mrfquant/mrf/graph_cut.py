@@ -21,13 +21,13 @@ from mrfquant.config.settings import configurable
 from mrfquant.errors import BadInput
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import take
-from mrfquant.mrf.solver import Solver
+from mrfquant.mrf.solver import FieldSolver
 
 ROUNDING = 1e-12  # of a coupling that counts as submodular
 
 
 @configurable(supplied=["graph", "seed", "start"])
-class AlphaExpansion(Solver):
+class AlphaExpansion(FieldSolver):
     """Moves to each label in turn until none helps; for two labels and submodular couplings the first is the optimum.
 
     Takes fields of factors of at most two variables.

@@ -17,12 +17,12 @@ from torch import Tensor
 from mrfquant.errors import BadInput
 from mrfquant.mrf.exact import JunctionTree
 from mrfquant.mrf.factor_graph import FactorGraph
-from mrfquant.mrf.solve import SolverRecipe
+from mrfquant.mrf.solve import FieldSolverRecipe
 
 
 def log_partition(
     graph: FactorGraph,
-    solver: SolverRecipe = JunctionTree,
+    solver: FieldSolverRecipe = JunctionTree,
     iterations: int = 1000,
     tolerance: float = 1e-9,
     seed: int = 0,

@@ -26,7 +26,7 @@ from mrfquant.mrf.dual import DualAscent
 from mrfquant.mrf.exact import JunctionTree, TooWide
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.message_passing import BeliefPropagation
-from mrfquant.mrf.solver import Solver
+from mrfquant.mrf.solver import FieldSolver
 from mrfquant.schedules import Geometric
 
 HEATS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of the noise, as shares of what a wrong label costs
@@ -36,7 +36,7 @@ SHARE = 0.15  # of the time that is left, for one start at most
 
 
 @configurable(supplied=["graph", "seed", "start"])
-class LocalSearch(Solver):
+class LocalSearch(FieldSolver):
     """Moves of trees and blocks; the first labellings are those of other solvers, so it is never worse than they are.
 
     The starts are ICM, dual ascent, max-product belief propagation, annealed mean-field and a random labelling, or the
@@ -122,7 +122,7 @@ class LocalSearch(Solver):
     def _descend(self, seed: int) -> Tensor:
         return self._run(ICM(self.graph, seed))
 
-    def _run(self, solver: Solver) -> Tensor:
+    def _run(self, solver: FieldSolver) -> Tensor:
         """The labels that a solver ends with, in a part of the time."""
         left = self.deadline - time.perf_counter()
         return solver.run(self.warm_up, seconds=max(0.0, SHARE * left)).labels

@@ -22,7 +22,7 @@ from mrfquant.config.settings import Check, Damping, NonNegative, configurable
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import Group
 from mrfquant.mrf.pruning import possible_labels
-from mrfquant.mrf.solver import Direction, Solver
+from mrfquant.mrf.solver import Direction, FieldSolver
 
 # Messages are 0 at their largest. Those of labels that constraints rule out may fall for ever: below this, a change is
 # none that a marginal shows.
@@ -34,7 +34,7 @@ Share = Annotated[float, Check(lambda v: 0 < v <= 1, "a number above 0 and up to
 
 
 @configurable(supplied=["graph", "seed", "start"])
-class BeliefPropagation(Solver):
+class BeliefPropagation(FieldSolver):
     """Loopy belief propagation; exact on trees.
 
     Labels that hard constraints make impossible are found first and have probability 0 exactly; between the others all

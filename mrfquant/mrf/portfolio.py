@@ -17,7 +17,7 @@ from mrfquant.mrf.branch_and_bound import BranchAndBound
 from mrfquant.mrf.exact import JunctionTree, TooWide
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.local_search import LocalSearch
-from mrfquant.mrf.solver import Solver, proves
+from mrfquant.mrf.solver import FieldSolver, proves
 
 WIDTH = 22.0  # log2 of the largest table of a junction tree that is tried
 TRIES = 8  # elimination orders for it
@@ -28,7 +28,7 @@ SEARCHED = 10**5  # labels of all variables above which branch and bound is hope
 
 
 @configurable(supplied=["graph", "seed", "start"])
-class Portfolio(Solver):
+class Portfolio(FieldSolver):
     """Dual ascent, the junction tree if it is thin, then branch and bound and local search in turns.
 
     Args:

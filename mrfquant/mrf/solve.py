@@ -15,9 +15,11 @@ from torch import Tensor
 from mrfquant.config.settings import Count, NonNegative, Positive, Seed, configurable, makes
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
 from mrfquant.mrf.pruning import possible_labels, restrict
-from mrfquant.mrf.solver import Result, Row, Solver
+from mrfquant.mrf.solver import FieldSolver, Result, Row
 
-SolverRecipe = Annotated[Callable[..., Solver], makes(Solver, "a solver of fields, as @BeliefPropagation")]
+FieldSolverRecipe = Annotated[
+    Callable[..., FieldSolver], makes(FieldSolver, "a solver of fields, as @BeliefPropagation")
+]
 
 TRIED = 8  # iterations after which every loop of a solver has been used
 
@@ -25,7 +27,7 @@ TRIED = 8  # iterations after which every loop of a solver has been used
 @configurable(supplied=["graph", "evidence", "seed", "on_row", "trace"])
 def solve(
     graph: FactorGraph,
-    solver: SolverRecipe,
+    solver: FieldSolverRecipe,
     evidence: Mapping[int, int] | None = None,
     iterations: Count = 1000,
     tolerance: NonNegative = 1e-6,
@@ -85,7 +87,7 @@ def solve(
     )
 
 
-def _compile(solver: SolverRecipe) -> None:
+def _compile(solver: FieldSolverRecipe) -> None:
     """Use the loops of a solver once, on a small field: compiling them shall take none of the time of a large one."""
     if solver(FactorGraph([2]), seed=0).compiled:
         random = torch.Generator().manual_seed(0)

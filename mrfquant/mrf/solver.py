@@ -81,7 +81,7 @@ class Result:
         return proves(self.bound, self.energy)
 
 
-class Solver(ABC):
+class FieldSolver(ABC):
     """One method at work on one graph.
 
     A subclass sets up its state in `__init__`, moves in `step`, and reads off its state what the other methods give.

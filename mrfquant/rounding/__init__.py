@@ -7,7 +7,7 @@ from mrfquant.rounding.labels import Rounded
 from mrfquant.rounding.network import Rounding
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.solver_names import SOLVERS
-from mrfquant.rounding.solvers import RoundingSolver
+from mrfquant.rounding.solvers import LayerSolver
 
 __all__ = [
     "SOLVERS",
@@ -17,7 +17,7 @@ __all__ = [
     "Rounded",
     "RoundedNetwork",
     "Rounding",
-    "RoundingSolver",
+    "LayerSolver",
     "round_network",
     "rounded",
 ]

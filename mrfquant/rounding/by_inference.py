@@ -12,13 +12,13 @@ from mrfquant.inference import SparsemaxPGD
 from mrfquant.inference.base import InferenceRecipe, OptimizerRecipe
 from mrfquant.labelling import Labelling
 from mrfquant.rounding.problem import LayerProblem
-from mrfquant.rounding.solvers import Answer, RoundingSolver
+from mrfquant.rounding.solvers import Answer, LayerSolver
 
 ADAM = partial(torch.optim.Adam, lr=0.02)
 
 
 @configurable
-class RoundByInference(RoundingSolver):
+class RoundByInference(LayerSolver):
     """An `Inference` of networks at work on a layer: its weights are the network, the energy takes the loss's place.
 
     Weights are in units of the scales, and the energy of a row in units of its mean curvature, so that one setting of

@@ -20,7 +20,7 @@ from mrfquant.packing import PackedNetwork, pack_weights
 from mrfquant.rounding.answers import Found, LayerReport
 from mrfquant.rounding.network import Rounding
 from mrfquant.rounding.replay import Forward
-from mrfquant.rounding.solvers import RoundingSolver
+from mrfquant.rounding.solvers import LayerSolver
 from mrfquant.text import aligned
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -93,7 +93,7 @@ def round_network(
     model: nn.Module,
     batches: Iterable[Any],
     bits: Levels = 2,
-    solver: str | RoundingSolver = "icm",
+    solver: str | LayerSolver = "icm",
     exclude: Sequence[str] = (),
     overrides: Mapping[str, Levels] | None = None,
     group_size: int | None = None,

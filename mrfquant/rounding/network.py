@@ -23,16 +23,16 @@ from mrfquant.rounding.moments import Moments, Rows
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.replay import Forward, Replay
 from mrfquant.rounding.solver_names import SOLVERS
-from mrfquant.rounding.solvers import RoundGPTQ, RoundingSolver
+from mrfquant.rounding.solvers import LayerSolver, RoundGPTQ
 from mrfquant.rounding.walk import BatchNorm, Walk
 
 RANK_DAMPING = 0.1  # where there are fewer inputs than weights of a row
 Several = Annotated[int, Check(lambda v: v > 1, "a whole number above 1")]
-Solver = Annotated[
-    str | RoundingSolver,
+SolverSetting = Annotated[
+    str | LayerSolver,
     Check(
-        lambda v: isinstance(v, RoundingSolver) or v in SOLVERS,
-        f"one of {', '.join(SOLVERS)}, or a RoundingSolver as @RoundICM()",
+        lambda v: isinstance(v, LayerSolver) or v in SOLVERS,
+        f"one of {', '.join(SOLVERS)}, or a LayerSolver as @RoundICM()",
     ),
 ]
 
@@ -60,8 +60,8 @@ class Rounding:
 
     def __init__(
         self,
-        solver: Solver = "icm",
-        start: Solver | None = None,
+        solver: SolverSetting = "icm",
+        start: SolverSetting | None = None,
         images: Several = 2000,
         batch_size: Several = 250,
         damping: Fraction = 0.01,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mrfquant.rounding.by_inference import RoundByInference
-from mrfquant.rounding.solvers import RoundGPTQ, RoundICM, RoundingSolver, RoundMeanField, RoundNearest, RoundTree
+from mrfquant.rounding.solvers import LayerSolver, RoundGPTQ, RoundICM, RoundMeanField, RoundNearest, RoundTree
 
-SOLVERS: dict[str, type[RoundingSolver]] = {
+SOLVERS: dict[str, type[LayerSolver]] = {
     solver.name: solver for solver in (RoundNearest, RoundGPTQ, RoundICM, RoundMeanField, RoundTree, RoundByInference)
 }

@@ -26,7 +26,7 @@ LARGEST = 2**27  # numbers in the largest tensor of a tree's moves
 TOLERANCE = 1e-5  # gains that are smaller, in units of the squared scale times the curvature, are rounding errors
 
 
-class RoundingSolver(ABC):
+class LayerSolver(ABC):
     """Chooses the labels of a layer.
 
     Args:
@@ -54,7 +54,7 @@ class RoundingSolver(ABC):
 
 
 @configurable
-class RoundNearest(RoundingSolver):
+class RoundNearest(LayerSolver):
     """The nearest level, each weight by itself."""
 
     name = "nearest"
@@ -68,7 +68,7 @@ class RoundNearest(RoundingSolver):
 
 
 @configurable
-class RoundGPTQ(RoundingSolver):
+class RoundGPTQ(LayerSolver):
     """Greedy with error feedback (Frantar et al., 2023): one weight after the other takes its nearest level, and those
     that are still free make up for the error as well as real numbers can.
 
@@ -100,7 +100,7 @@ class RoundGPTQ(RoundingSolver):
 
 
 @configurable
-class RoundICM(RoundingSolver):
+class RoundICM(LayerSolver):
     """Iterated conditional modes: each weight its best level given the others, and each row its best scale, until
     nothing changes; then again and again after a kick, which moves some labels to a neighbour at random. It starts from
     gptq's best answer, the largest inputs first, unless told otherwise.
@@ -129,7 +129,7 @@ class RoundICM(RoundingSolver):
 
 
 @configurable
-class RoundMeanField(RoundingSolver):
+class RoundMeanField(LayerSolver):
     """Mean-field, one variable after the other, annealed: the mean of each is that of softmax(-beta E), given the means
     of the others. It starts from the trained weights themselves, or from an answer's levels, and ends with `icm`; its
     scales are those of gptq's best answer.

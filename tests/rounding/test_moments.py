@@ -9,10 +9,10 @@ from torch.nn import functional
 
 import mrfquant as mq
 from mrfquant.rounding.moments import Moments, Rows
-from mrfquant.rounding.solvers import RoundGPTQ, RoundingSolver, RoundNearest
+from mrfquant.rounding.solvers import LayerSolver, RoundGPTQ, RoundNearest
 
 
-class Spy(RoundingSolver):
+class Spy(LayerSolver):
     """Nearest levels; remembers the weights that it was to round."""
 
     name = "spy"
