@@ -46,4 +46,4 @@ def _layer(n: int, rows: int) -> LayerProblem:
     x *= (torch.randn(n, generator=generator) / 2).exp()
     a = x.T @ x / INPUTS
     a.diagonal().add_(DAMPING * a.diagonal().mean())
-    return LayerProblem.of(torch.randn(n, rows, generator=generator), a, torch.linspace(-1, 1, 2**BITS))
+    return LayerProblem.from_weights(torch.randn(n, rows, generator=generator), a, torch.linspace(-1, 1, 2**BITS))

@@ -41,12 +41,7 @@ class BranchAndBound(FieldSolver):
     compiled = True
 
     def __init__(
-        self,
-        graph: FactorGraph,
-        seed: int = 0,
-        start: Tensor | None = None,
-        budget: Count = 2**20,
-        sweeps: Count = 100,
+        self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, budget: Count = 2**20, sweeps: Count = 100
     ) -> None:
         super().__init__(graph, seed, start)
         self.budget, self.sweeps = budget, sweeps

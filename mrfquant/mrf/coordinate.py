@@ -31,7 +31,7 @@ class CoordinateDescent(FieldSolver):
         self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, soft: FactorGraph | None = None
     ) -> None:
         super().__init__(graph, seed, start)
-        self._soft = soft or graph.floored()
+        self._soft = soft or graph.without_hard_constraints()
         self._unary = self._soft.unary()
         self._sweep = [self._plan(chosen) for chosen in _colours(graph, self.generator)]
         self._u = self._initial() if start is None else start.clone()

@@ -226,7 +226,7 @@ class FactorGraph:
 
     # Other graphs
 
-    def floored(self, penalty: float | None = None) -> FactorGraph:
+    def without_hard_constraints(self, penalty: float | None = None) -> FactorGraph:
         """The same graph with nothing forbidden: what was, has the factor's lowest log-potential less the penalty.
 
         Args:

@@ -43,7 +43,7 @@ class AlphaExpansion(FieldSolver):
                 f"AlphaExpansion takes factors of at most two variables, one has {largest}: use LocalSearch or "
                 "Portfolio"
             )
-        self._soft = graph.floored()
+        self._soft = graph.without_hard_constraints()
         self._unary = self._soft.unary().neg()
         self._cut = _Cut(self._soft)
         binary = int(graph.cardinalities.max()) == 2 if len(graph) else True

@@ -66,7 +66,7 @@ class LocalSearch(FieldSolver):
     ) -> None:
         super().__init__(graph, seed, start)
         self.size, self.width_limit, self.patience, self.warm_up = size, width_limit, patience, warm_up
-        self._soft = graph.floored()
+        self._soft = graph.without_hard_constraints()
         self._arrays = Arrays(self._soft)
         field = self._arrays.layout
         entries = int((field.cards[field.scope] * field.stride)[field.begin[:-1]].sum())

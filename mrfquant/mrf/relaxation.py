@@ -51,7 +51,7 @@ class Relaxation(FieldSolver):
             levels[name] = _levels(c.labels)
         with torch.random.fork_rng(devices=[graph.device] if graph.device.type == "cuda" else []):
             torch.manual_seed(seed)
-            energy = FactorGraphEnergy(graph.floored(PENALTY))
+            energy = FactorGraphEnergy(graph.without_hard_constraints(PENALTY))
             self.inference = inference(Labelling(model, levels, form="planes"), optimizer, energy=energy)
         if start is not None:
             self._warm(start)

@@ -33,10 +33,7 @@ class RoundByInference(LayerSolver):
     name = "inference"
 
     def __init__(
-        self,
-        inference: InferenceRecipe = SparsemaxPGD,
-        optimizer: OptimizerRecipe = ADAM,
-        steps: Count = 200,
+        self, inference: InferenceRecipe = SparsemaxPGD, optimizer: OptimizerRecipe = ADAM, steps: Count = 200
     ) -> None:
         super().__init__([1.0])
         self.inference, self.optimizer, self.steps = inference, optimizer, steps
@@ -54,4 +51,4 @@ class RoundByInference(LayerSolver):
                 solver.step()
         ((block, x),) = solver.items()
         labels = solver.labels(block, x).view(w.shape).long()
-        return labels, problem.rescaled(labels)
+        return labels, problem.refit_scales(labels)
