@@ -206,7 +206,7 @@ class JunctionTree(_Exact):
         return log_z, self.graph.flat(rows)
 
     def _distribute(self, read: Callable[[_Clique, Tensor], None]) -> float:
-        """Call `read` with p(clique) = p(own | separator) p(separator) of each clique from the root on; return log Z."""
+        """Call `read` with p(own | separator) p(separator) of each clique, from the root on; return log Z."""
         inboxes, log_z = self._collect(lambda table: table.logsumexp(0))
         shares = {0: torch.ones(1, dtype=self.graph.dtype, device=self.graph.device)}
         for k, clique in enumerate(self._cliques):

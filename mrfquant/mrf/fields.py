@@ -44,7 +44,7 @@ def ising(
     coupling: float | Tensor | Sequence[float] = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> FactorGraph:
-    """Build an Ising field of spins s = -1 (label 0) and 1 (label 1): score sum_i field_i s_i + sum_ij coupling_ij s_i s_j.
+    """Build an Ising field, spins s = -1 (label 0) and 1 (label 1): score sum_i field_i s_i + sum_ij coupling_ij s_i s_j.
 
     Args:
         graph: its nodes, in their order, are the variables.
