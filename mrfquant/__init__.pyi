@@ -115,7 +115,7 @@ from .rounding import (
     LayerProblem as LayerProblem,
     Rounded as Rounded,
     Rounding as Rounding,
-    RoundingSolver as RoundingSolver,
+    LayerSolver as LayerSolver,
     round_network as round_network,
 )
 from .pruning import prune as prune
@@ -139,7 +139,7 @@ from .mrf import (
     Relaxation as Relaxation,
     Result as Result,
     SequentialMeanField as SequentialMeanField,
-    Solver as Solver,
+    FieldSolver as FieldSolver,
     TreeReweighted as TreeReweighted,
     ising as ising,
     log_partition as log_partition,

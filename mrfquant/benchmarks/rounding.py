@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from mrfquant.benchmarks.timing import Options, Row
-from mrfquant.rounding import LayerProblem, RoundingSolver
+from mrfquant.rounding import LayerProblem, LayerSolver
 from mrfquant.rounding.solvers import RoundGPTQ, RoundICM, RoundMeanField, RoundNearest, RoundTree
 
 SIZES = ((576, 576), (1536, 576))  # inputs, rows: the layers of a small language model
@@ -27,9 +27,9 @@ def measure_rounding(options: Options) -> Iterator[tuple[str, Row]]:
             yield f"{n} x {rows}, {name}", row
 
 
-def _solvers() -> dict[str, RoundingSolver]:
+def _solvers() -> dict[str, LayerSolver]:
     """By what the table calls them; gptq first."""
-    found: dict[str, RoundingSolver] = {"gptq": RoundGPTQ(), "nearest": RoundNearest()}
+    found: dict[str, LayerSolver] = {"gptq": RoundGPTQ(), "nearest": RoundNearest()}
     found["gptq, best order and scales"] = RoundGPTQ(RoundICM().scales, by_activation=True)
     found |= {f"icm, {kicks} kicks": RoundICM(kicks=kicks) for kicks in (0, 10, 50, 200)}
     found |= {f"mean_field, {sweeps} sweeps": RoundMeanField(sweeps=sweeps) for sweeps in (10, 40)}
@@ -43,4 +43,4 @@ def _layer(n: int, rows: int) -> LayerProblem:
     x *= (torch.randn(n, generator=generator) / 2).exp()
     a = x.T @ x / INPUTS
     a.diagonal().add_(DAMPING * a.diagonal().mean())
-    return LayerProblem.of(torch.randn(n, rows, generator=generator), a, torch.linspace(-1, 1, 2**BITS))
+    return LayerProblem.from_weights(torch.randn(n, rows, generator=generator), a, torch.linspace(-1, 1, 2**BITS))

@@ -108,7 +108,6 @@ def _solver(experiment: Experiment) -> tuple[Rounded, Rounding]:
 def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]) -> dict[str, Any]:
     """Round and test the network, save it; the summary of the run."""
     from mrfquant.packing.runs import packing_record
-    from mrfquant.rounding import rounded
     from mrfquant.training import evaluate
 
     solver, rounding = _solver(experiment)
@@ -125,7 +124,7 @@ def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]
         say(f"{layer.name:<34}{shape:>16}{layer.relative:>16.3f}{layer.changed:>16.1%}{layer.seconds:>9.1f}")
 
     levels = {name: labelling.block_of(name).levels for name in labelling.labelled.spans}
-    result = rounded(rounding, experiment.model, levels, rounding.batches(dataset), report, say)
+    result = rounding.run(experiment.model, levels, rounding.batches(dataset), report, say)
     solver.assign(result.answers)
     val, test = (evaluate(experiment.model, dataset, split, objective) for split in ("val", "test"))
     state = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}

@@ -13,7 +13,7 @@ from mrfquant.mrf.message_passing import BeliefPropagation
 from mrfquant.mrf.portfolio import Portfolio
 from mrfquant.mrf.relaxation import Relaxation
 from mrfquant.mrf.solve import solve
-from mrfquant.mrf.solver import Result, Row, Solver
+from mrfquant.mrf.solver import FieldSolver, Result, Row
 from mrfquant.mrf.tree_reweighted import TreeReweighted
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "Result",
     "Row",
     "SequentialMeanField",
-    "Solver",
+    "FieldSolver",
     "TooWide",
     "TreeReweighted",
     "ising",

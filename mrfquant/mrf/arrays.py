@@ -14,7 +14,7 @@ class Arrays:
     """A graph on the CPU in float64, variable by variable.
 
     Attributes:
-        layout: of the factors of two variables or more.
+        layout: layout of the factors of two variables or more.
         unary: the costs of single variables, by place.
         size: the length of a vector of all messages.
     """
@@ -27,26 +27,26 @@ class Arrays:
         first = _before(cards)
         self._order = torch.empty(int(first[-1]), dtype=torch.int64)  # of each place, where it is in a flat vector
         for c in graph.by_cardinality:
-            variables = c.variables.cpu()
-            places = torch.from_numpy(first)[variables] + torch.arange(c.labels)[:, None]
+            places = torch.from_numpy(first)[c.variables.cpu()] + torch.arange(c.labels)[:, None]
             self._order[places] = graph.index(c.variables).cpu()
-        groups = graph.couplings
-        arity = np.concatenate([np.zeros(0, np.int64), *(np.full(len(g), len(g.index)) for g in groups)])
-        scope = np.concatenate([np.zeros(0, np.int64), *(g.scopes.cpu().numpy().reshape(-1) for g in groups)])
-        strides = np.concatenate([np.zeros(0, np.int64), *(np.tile(_strides(g.shape), len(g)) for g in groups)])
-        tables, values, used = [np.zeros(0, np.int64)], [np.zeros(0)], 0
-        for group in groups:
-            costs, shared = _costs(group)
-            tables.append(used + (np.zeros(len(group), np.int64) if shared else np.arange(len(group)) * costs.shape[1]))
+        arities, scopes, strides, tables = ([np.zeros(0, np.int64)] for _ in range(4))
+        values, used = [np.zeros(0)], 0
+        for group in graph.couplings:
+            count, (costs, shared) = len(group), _costs(group)
+            arities.append(np.full(count, len(group.shape)))
+            scopes.append(group.scopes.cpu().numpy().reshape(-1))
+            strides.append(np.tile(np.cumprod([1, *group.shape[:0:-1]])[::-1].astype(np.int64), count))
+            tables.append(used + np.arange(count) * (0 if shared else costs.shape[1]))
             values.append(costs.reshape(-1))
             used += costs.size
+        arity, scope = np.concatenate(arities), np.concatenate(scopes)
         self.layout = Layout(
             cards=cards,
             first=first,
             begin=_before(arity),
             scope=scope,
             factor=np.repeat(np.arange(len(arity)), arity),
-            stride=strides,
+            stride=np.concatenate(strides),
             start=_before(cards[scope]),
             table=np.concatenate(tables),
             values=np.concatenate(values),
@@ -54,34 +54,26 @@ class Arrays:
             slots=np.argsort(scope, kind="stable"),
         )
         self.size = int(self.layout.start[-1])
-        self.unary = self.by_variable(-graph.unary())
-
-    def by_variable(self, flat: Tensor) -> np.ndarray:
-        """A flat vector, with the labels of a variable following each other."""
-        return flat.detach().cpu().double()[self._order].numpy()
+        self.unary = -graph.unary().detach().cpu().double()[self._order].numpy()
 
     def flat(self, places: np.ndarray) -> Tensor:
-        """The inverse of `by_variable`."""
+        """Return values by place as a flat vector."""
         values = torch.empty(len(places), dtype=torch.float64)
         values[self._order] = torch.from_numpy(np.ascontiguousarray(places, dtype=np.float64))
         return values.to(self.graph.device, self.graph.dtype)
 
     def labelling(self, labels: np.ndarray) -> Tensor:
-        """Labels (n,) as the solvers give them."""
+        """Return labels (n,) as a tensor on the graph's device."""
         return torch.from_numpy(labels.copy()).to(self.graph.device)
 
 
 def _before(counts: np.ndarray) -> np.ndarray:
-    """The sums of the counts before each, and of all."""
+    """Return the sums of the counts before each, and of all."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def _strides(shape: tuple[int, ...]) -> np.ndarray:
-    return np.cumprod([1, *shape[:0:-1]])[::-1].astype(np.int64)
-
-
 def _costs(group: Group) -> tuple[np.ndarray, bool]:
-    """The costs (F, entries) of a group; of one table only, and True, where all factors share it."""
+    """Return the costs (F, entries) of a group; those of one table, and True, where all factors share it."""
     tables = group.tables.detach().cpu().double()
     shared = len(group) > 1 and tables.stride(-1) == 0
     if shared:

@@ -1,6 +1,6 @@
-"""Coordinate descent, a colour at a time: sequential mean-field and ICM.
+"""Coordinate descent, a colour at a time: sequential mean-field, Gibbs sampling and ICM.
 
-Variables of one colour share no factor, so updating them together is the same as one after the other, and vectorised.
+Variables of one colour share no factor, so to update them together is the same as one after the other.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from mrfquant.config.settings import Whole, configurable
 from mrfquant.mrf.branch_and_bound import feasible
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import Group, field
-from mrfquant.mrf.solver import Solver
+from mrfquant.mrf.solver import FieldSolver
 from mrfquant.schedules import Constant, Schedule
 
 
-class CoordinateDescent(Solver):
-    """Sweeps over the colours; a subclass says how a variable answers to its field.
+class CoordinateDescent(FieldSolver):
+    """Sweeps over the colours; `answer` of a subclass updates variables from their fields.
 
     Args:
-        soft: the graph that fields are computed on; by default with a penalty for what is forbidden.
+        soft: the graph that fields are computed on; by default one without hard constraints.
     """
 
     def __init__(
         self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, soft: FactorGraph | None = None
     ) -> None:
         super().__init__(graph, seed, start)
-        self._soft = soft or graph.floored()
+        self._soft = soft or graph.without_hard_constraints()
         self._unary = self._soft.unary()
         self._sweep = [self._plan(chosen) for chosen in _colours(graph, self.generator)]
         self._u = self._initial() if start is None else start.clone()
@@ -41,7 +41,7 @@ class CoordinateDescent(Solver):
         residual = self._u.new_zeros(())
         for parts, places in self._sweep:
             if self.out_of_time and residual:
-                return math.inf  # the rest of the sweep is not known
+                return math.inf  # the sweep is not complete
             for index in places:
                 self._fields[index] = self._unary[index]
             for group, axis in parts:
@@ -55,19 +55,18 @@ class CoordinateDescent(Solver):
 
     @abstractmethod
     def answer(self, fields: Tensor, u: Tensor) -> Tensor:
-        """The new u of some variables, from their fields and their old u: (c, m) each."""
+        """Return the new u of some variables, from their fields and their old u: (c, m) each."""
 
     def marginals(self) -> Tensor:
         return self._u
 
     def _initial(self) -> Tensor:
-        """A random labelling."""
-        graph = self.graph
-        draw = torch.rand(len(graph), generator=self.generator, device=graph.device)
-        return graph.one_hot((draw * graph.cardinalities).long().clamp_(max=graph.cardinalities - 1))
+        """Draw a random labelling."""
+        return self.graph.one_hot(self.graph.random_labels(self.generator))
 
     def _plan(self, chosen: Tensor) -> tuple[list[tuple[Group, int]], list[Tensor]]:
-        """Which factors speak to the variables of a colour (a mask), along which axis; where these lie, by kind."""
+        """Return the factors of the variables of a colour (a mask), with their axis; and the places of the variables,
+        by cardinality."""
         parts = []
         for group in self._soft.couplings:
             for axis in range(len(group.index)):
@@ -82,11 +81,11 @@ class CoordinateDescent(Solver):
 class SequentialMeanField(CoordinateDescent):
     """Mean-field by coordinate ascent: -log Z <= free energy, which no sweep at beta = 1 increases.
 
-    With hard constraints it begins at a labelling that they allow, if one is found: from there on u never allows what
+    With hard constraints it starts at a labelling that they allow, if one is found: from there on u never allows what
     is forbidden, and the bound is finite.
 
     Args:
-        beta: the inverse temperature; growing, it anneals towards a labelling. The bound holds for any u.
+        beta: the inverse temperature; if it grows, it anneals towards a labelling. The bound holds for any u.
     """
 
     direction = "lower bound"
@@ -113,19 +112,18 @@ class SequentialMeanField(CoordinateDescent):
         return self.graph.factorised_bound(self._u)
 
     def _initial(self) -> Tensor:
-        noise = torch.randn(self.graph.size, generator=self.generator, dtype=self.graph.dtype, device=self.graph.device)
-        return self.graph.softmax(0.1 * noise)
+        return self.graph.softmax(0.1 * self.graph.draw((self.graph.size,), self.generator))
 
 
 @configurable(supplied=["graph", "seed", "start"])
 class Gibbs(CoordinateDescent):
     """Gibbs sampling: each variable draws a label from p(x_i | the others) = softmax of its fields.
 
-    The marginals are the shares of the sweeps so far in which a variable had a label. With hard constraints the chain
-    begins at a labelling that they allow, and may not reach all others.
+    The marginals are the fractions of the sweeps so far in which a variable had a label. With hard constraints the
+    chain starts at a labelling that they allow, and may not reach all others.
 
     Args:
-        burn_in: sweeps that do not count.
+        burn_in: number of first sweeps that do not count.
     """
 
     def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, burn_in: Whole = 10) -> None:
@@ -153,25 +151,25 @@ class Gibbs(CoordinateDescent):
         return self._sum / max(1, self._sweeps - self.burn_in)
 
     def labels(self) -> Tensor:
-        """The present sample."""
+        """Return the present sample."""
         return self.graph.argmax(self._u)
 
 
 @configurable(supplied=["graph", "seed", "start"])
 class ICM(CoordinateDescent):
-    """Iterated conditional modes: each variable takes its best label given the others, until none wants to move."""
+    """Iterated conditional modes: each variable takes its best label given the others, until none changes."""
 
     def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None) -> None:
         super().__init__(graph, seed, None if start is None else graph.one_hot(graph.argmax(start)))
 
     def answer(self, fields: Tensor, u: Tensor) -> Tensor:
-        content = (fields * u).sum(0) >= fields.amax(0)  # ties leave a variable where it is
+        settled = (fields * u).sum(0) >= fields.amax(0)  # ties leave a variable where it is
         best = torch.zeros_like(u).scatter_(0, fields.argmax(0, keepdim=True), 1)
-        return torch.where(content, u, best)
+        return torch.where(settled, u, best)
 
 
 def _allowed(graph: FactorGraph, seed: int, start: Tensor | None) -> tuple[bool, Tensor | None]:
-    """Whether there is a start that allows nothing forbidden, and the start: a labelling if there are constraints."""
+    """Return whether there is a start that allows nothing forbidden, and the start: a labelling under constraints."""
     if not any(group.hard for group in graph.groups):
         return True, start
     if start is not None:
@@ -181,7 +179,7 @@ def _allowed(graph: FactorGraph, seed: int, start: Tensor | None) -> tuple[bool,
 
 
 def _colours(graph: FactorGraph, generator: torch.Generator) -> list[Tensor]:
-    """The variables as sets (masks) without a common factor: maximal independent sets, drawn as Luby does."""
+    """Partition the variables into masks of variables without a common factor: independent sets, drawn as by Luby."""
     pairs = [g.scopes[:, [a, b]] for g in graph.couplings for a, b in combinations(range(g.scopes.shape[1]), 2)]
     edges = torch.cat([graph.cardinalities.new_empty((0, 2)), *pairs, *(pair.flip(1) for pair in pairs)])
     left = torch.ones(len(graph), dtype=torch.bool, device=graph.device)

@@ -10,39 +10,37 @@ from collections.abc import Mapping, Sequence
 import networkx
 import numpy as np
 
-MANY = 4000  # variables up to which many orders are tried
-THIN = 12.0  # log2 of tables that are so small that no other order is looked for
-HOPELESS = 100.0  # log2 of tables at which an order is given up
-SECONDS = 3.0  # for trying orders, at most
+MAX_VARIABLES = 4000  # up to which many orders are tried
+THIN_WIDTH = 12.0  # log2 of tables that are small enough
+HOPELESS_WIDTH = 100.0  # log2 of tables at which an order is given up
+MAX_SECONDS = 3.0  # for trying orders
 
 
 def best_tree(
     neighbours: Mapping[int, set[int]], sizes: Sequence[float], limit: float, tries: int
 ) -> tuple[networkx.Graph, float, bool]:
-    """The thinnest tree of several elimination orders: min-fill, smallest table first, and both with random ties.
+    """Return the thinnest tree of several elimination orders: min-fill, smallest table first, both with random ties.
 
     Args:
-        neighbours: of each variable. sizes: what each variable adds to the size of its cliques.
-        limit: the first order may stop there; others are tried to the end.
-        tries: orders in all, at most, while there is time.
+        neighbours: the neighbours of each variable.
+        sizes: what each variable adds to the size of its cliques.
+        limit: the first order may stop at this size; others are tried to the end.
+        tries: the most orders, while there is time.
 
     Returns:
-        The tree, its largest size, and whether that is known: else it is a lower bound of the first order's.
+        The tree, its largest size, and whether that is exact: else it is a lower bound of the first order's.
     """
     copied = {v: set(near) for v, near in neighbours.items()}
     tree, width = min_fill(copied, sizes, limit)
-    if width <= min(THIN, limit) or len(neighbours) > MANY or tries == 1:
-        return tree, width, width <= limit
-    found, order = _try_orders(neighbours, sizes, tries - 1)
-    if found == np.inf:
-        return tree, width, width <= limit
-    if found < width or width > limit:
-        return _tree_of(order, neighbours), found, True
-    return tree, width, True
+    if width > min(THIN_WIDTH, limit) and len(neighbours) <= MAX_VARIABLES and tries > 1:
+        found, order = _try_orders(neighbours, sizes, tries - 1)
+        if found < np.inf and (found < width or width > limit):
+            return _tree_of(order, neighbours), found, True
+    return tree, width, width <= limit
 
 
 def _try_orders(neighbours: Mapping[int, set[int]], sizes: Sequence[float], tries: int) -> tuple[float, list[int]]:
-    """The least width of some orders, and one that has it; inf where none is found in time."""
+    """Return the least width of some orders, and an order that has it; inf if none is found in time."""
     from mrfquant.kernels.elimination import eliminate
     from mrfquant.kernels.layout import COMPILED
 
@@ -56,10 +54,10 @@ def _try_orders(neighbours: Mapping[int, set[int]], sizes: Sequence[float], trie
             near[number[v], number[a] >> 6] |= np.uint64(1) << np.uint64(number[a] & 63)
     own = np.array([sizes[v] for v in names])
     state, best, chosen = np.array([1], np.uint64), (np.inf, np.inf), np.arange(len(names))
-    ends = time.perf_counter() + SECONDS
+    ends = time.perf_counter() + MAX_SECONDS
     for i in range(max(2, tries)):
         order = np.empty(len(names), np.int64)
-        found = eliminate(near.copy(), own, i % 4 != 1, HOPELESS, state, order)
+        found = eliminate(near.copy(), own, i % 4 != 1, HOPELESS_WIDTH, state, order)
         if found < best:
             best, chosen = found, order
         if time.perf_counter() > ends:
@@ -68,31 +66,30 @@ def _try_orders(neighbours: Mapping[int, set[int]], sizes: Sequence[float], trie
 
 
 def _tree_of(order: Sequence[int], neighbours: Mapping[int, set[int]]) -> networkx.Graph:
-    """The tree of an elimination order."""
+    """Return the tree of an elimination order."""
     near, cliques = {v: set(around) for v, around in neighbours.items()}, []
     for v in order:
         cliques.append((v, frozenset({v, *near[v]})))
         _eliminate(v, near)
-    tree = networkx.Graph()
-    _join(tree, cliques)
-    return tree
+    return _joined(cliques)
 
 
 def min_fill(neighbours: Mapping[int, set[int]], sizes: Sequence[float], limit: float) -> tuple[networkx.Graph, float]:
     """Eliminate variables one by one, each time one whose neighbours lack the fewest edges among each other, the
     smaller clique first; every variable with its neighbours at that time is a clique.
 
-    Counts are kept up to date, so that it takes seconds for 100,000 variables of few neighbours, and it stops at the
-    first clique above the limit, so that a wide one is refused early.
+    Costs are updated incrementally, so it takes seconds for 100,000 variables of few neighbours, and it stops at the
+    first clique above the limit.
 
     Args:
-        neighbours: of each variable; used up. sizes: what each variable adds to the size of its cliques.
+        neighbours: the neighbours of each variable, modified.
+        sizes: what each variable adds to the size of its cliques.
+        limit: the size of a clique at which to stop.
 
     Returns:
-        The tree, whose nodes are frozensets of variables, and its largest size; the tree is not complete if that is
-        above the limit.
+        The tree, whose nodes are frozensets of variables, and its largest size; the tree is incomplete if that is above
+        the limit.
     """
-    tree = networkx.Graph()
     cliques: list[tuple[int, frozenset[int]]] = []
     largest = 0.0
 
@@ -118,12 +115,11 @@ def min_fill(neighbours: Mapping[int, set[int]], sizes: Sequence[float], limit: 
         for changed in _eliminate(v, neighbours):
             current[changed] = cost(changed)
             heapq.heappush(heap, current[changed])
-    _join(tree, cliques)
-    return tree, largest
+    return _joined(cliques), largest
 
 
 def _eliminate(v: int, neighbours: Mapping[int, set[int]]) -> set[int]:
-    """Connect the neighbours of a variable with each other and take it out; gives those whose cost may differ now."""
+    """Connect the neighbours of a variable with each other and remove it; return those whose cost may have changed."""
     around, changed = neighbours[v], set(neighbours[v])
     for a in around:
         neighbours[a].discard(v)
@@ -135,10 +131,11 @@ def _eliminate(v: int, neighbours: Mapping[int, set[int]]) -> set[int]:
     return changed
 
 
-def _join(tree: networkx.Graph, cliques: Sequence[tuple[int, frozenset[int]]]) -> None:
-    """Tie each clique to that of the first of its other variables to go; parts that do not touch, to each other."""
-    when = {v: i for i, (v, _) in enumerate(cliques)}
+def _joined(cliques: Sequence[tuple[int, frozenset[int]]]) -> networkx.Graph:
+    """Return a tree that connects each clique to that of the next of its variables to be eliminated, or to the last."""
+    tree, when = networkx.Graph(), {v: i for i, (v, _) in enumerate(cliques)}
     tree.add_node(cliques[-1][1] if cliques else frozenset())
     for v, clique in cliques[:-1]:
         later = [when[a] for a in clique if a != v and a in when]
         tree.add_edge(clique, cliques[min(later, default=len(cliques) - 1)][1])
+    return tree

@@ -16,20 +16,20 @@ from torch import Tensor
 from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.errors import BadInput
 from mrfquant.mrf.decomposition import best_tree
-from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
-from mrfquant.mrf.solver import Solver
+from mrfquant.mrf.factor_graph import FactorGraph, contradiction
+from mrfquant.mrf.solver import FieldSolver
 
-CHUNK = 2**12  # labellings scored at once
-TABLES = 4  # of the largest size that a pass has at once
+LABELLINGS_PER_CHUNK = 2**12
+TABLES_AT_ONCE = 4  # of the largest size, in a pass
 Term = tuple[Sequence[int], Tensor]  # variables in the order of the tree, and log-potentials over them
 
 
 class TooWide(BadInput):
-    """The junction tree would need a table beyond the limit; a caller may fall back on something else."""
+    """The junction tree would need a table beyond the limit."""
 
 
-class _Exact(Solver):
-    """A solver that is done after one step; what it finds is worked out when it is first asked for, and kept."""
+class _Exact(FieldSolver):
+    """A solver that is done after one step; results are computed at the first request."""
 
     direction = "exact"
 
@@ -43,10 +43,10 @@ class _Exact(Solver):
 
 @configurable(supplied=["graph", "seed", "start"])
 class Enumeration(_Exact):
-    """Scores every labelling: slow, and so simple that the other solvers are tested against it.
+    """Scores every labelling: slow, and simple enough to test other solvers against.
 
     Args:
-        limit: the most labellings that are listed; a graph with more is refused.
+        limit: the most labellings; a graph with more is refused.
     """
 
     def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, limit: Count = 2**20) -> None:
@@ -71,9 +71,9 @@ class Enumeration(_Exact):
     @cached_property
     def _scores(self) -> Tensor:
         numbers = torch.arange(self._count, device=self.graph.device)
-        scores = torch.cat([self.graph.score(self._labelling(part)) for part in numbers.split(CHUNK)])
+        scores = torch.cat([self.graph.score(self._labelling(part)) for part in numbers.split(LABELLINGS_PER_CHUNK)])
         if scores.isneginf().all():
-            raise _contradiction()
+            raise contradiction()
         return scores
 
     @cached_property
@@ -85,7 +85,7 @@ class Enumeration(_Exact):
         return self.graph.flat(rows)
 
     def _labelling(self, number: Tensor) -> Tensor:
-        """The labels (..., n) of labellings (...), numbered with the last variable running fastest."""
+        """Return the labels (..., n) of labellings (...), numbered with the last variable running fastest."""
         labels = number.new_empty(*number.shape, len(self._cards))
         for v in reversed(range(len(self._cards))):
             labels[..., v] = number % self._cards[v]
@@ -95,36 +95,35 @@ class Enumeration(_Exact):
 
 @dataclass(frozen=True)
 class _Clique:
-    """A clique of the tree.
+    """A clique of the tree."""
 
-    Attributes:
-        own: its variables that are not in its parent. separator: those that are. parent: its number, None for the
-            root. children: their numbers. factors: those of the graph that are counted here. numbers: theirs there.
-    """
-
-    own: list[int]
-    separator: list[int]
+    own: list[int]  # its variables that are not in its parent
+    separator: list[int]  # those that are
     parent: int | None
     children: list[int]
-    factors: list[Term]
-    numbers: list[int]
+    factors: list[Term]  # that are counted here
+    numbers: list[int]  # their numbers in the graph
+
+    @property
+    def variables(self) -> list[int]:
+        return [*self.own, *self.separator]
 
 
 @configurable(supplied=["graph", "seed", "start"])
 class JunctionTree(_Exact):
     """Passes messages between the cliques of a tree decomposition, the thinnest of many elimination orders.
 
-    The cliques are numbered from the root on, and all of them list their variables from the last to be met on this way
-    to the first. So a table is a matrix (own, separator) without any transposition, a message has the order of its
-    receiver, and a factor fits where the last of its variables is met.
+    Cliques are numbered from the root on, and list their variables from the last met on this way to the first. So a
+    table is a matrix (own, separator) without transposition, a message has the order of its receiver, and a factor
+    belongs to the clique where the last of its variables is met.
 
     Args:
         width_limit: log2 of the entries of the largest table; a wider graph is refused. At 25 a table takes 256 MB in
-            float64; the work needs a few of them, and a message for each clique is kept.
-        tries: elimination orders, of which the thinnest is taken.
+            float64; a few of them and a message for each clique are needed.
+        tries: number of elimination orders to try.
 
     Attributes:
-        width: log2 of the entries of the largest table here.
+        width: log2 of the entries of the largest table.
     """
 
     def __init__(
@@ -164,8 +163,8 @@ class JunctionTree(_Exact):
         def read(clique: _Clique, table: Tensor) -> None:
             for number, (scope, _) in zip(clique.numbers, clique.factors, strict=True):
                 g, f = at[number]
-                kept = sorted(scope, key=[*clique.own, *clique.separator].index)
-                own = self._sum_onto(table, [*clique.own, *clique.separator], kept).view([self._cards[v] for v in kept])
+                kept = sorted(scope, key=clique.variables.index)
+                own = self._sum_onto(table, clique.variables, kept).view([self._cards[v] for v in kept])
                 listed = [v for v in self.graph.groups[g].scopes[f].tolist() if v in kept]
                 shape = self.graph.groups[g].shape
                 found[g][..., f] = own.permute([kept.index(v) for v in listed]).reshape(shape)
@@ -175,7 +174,7 @@ class JunctionTree(_Exact):
 
     @torch.no_grad()
     def sample(self, count: int, seed: int = 0) -> Tensor:
-        """Independent labellings from the field's distribution: int64 (count, n)."""
+        """Draw independent labellings from the field's distribution: int64 (count, n)."""
         random = torch.Generator(self.graph.device).manual_seed(seed)
         labels = torch.zeros(count, len(self.graph), dtype=torch.int64, device=self.graph.device)
         inboxes, _ = self._collect(lambda table: table.logsumexp(0))
@@ -194,7 +193,7 @@ class JunctionTree(_Exact):
 
     @cached_property
     def _sums(self) -> tuple[float, Tensor]:
-        """Log Z and the marginals."""
+        """log Z and the marginals."""
         rows = [[1.0]] * len(self.graph)
 
         def read(clique: _Clique, table: Tensor) -> None:
@@ -207,7 +206,7 @@ class JunctionTree(_Exact):
         return log_z, self.graph.flat(rows)
 
     def _distribute(self, read: Callable[[_Clique, Tensor], None]) -> float:
-        """Show p(clique) = p(own | separator) p(separator) of each clique from the root on; gives log Z."""
+        """Call `read` with p(own | separator) p(separator) of each clique, from the root on; return log Z."""
         inboxes, log_z = self._collect(lambda table: table.logsumexp(0))
         shares = {0: torch.ones(1, dtype=self.graph.dtype, device=self.graph.device)}
         for k, clique in enumerate(self._cliques):
@@ -216,7 +215,7 @@ class JunctionTree(_Exact):
             inboxes[k] = []  # not needed again, as the share: they may be large
             read(clique, table)
             for child in clique.children:
-                shares[child] = self._sum_onto(table, [*clique.own, *clique.separator], self._cliques[child].separator)
+                shares[child] = self._sum_onto(table, clique.variables, self._cliques[child].separator)
         return log_z
 
     @cached_property
@@ -244,34 +243,30 @@ class JunctionTree(_Exact):
         """Pass messages to the root: every clique's table (own, separator), reduced to its separator.
 
         Returns:
-            For each clique its factors and the messages that it got, and the root's result.
+            For each clique its factors and the messages to it, and the root's result.
         """
         inboxes, total = [list(clique.factors) for clique in self._cliques], self._constant
         for clique, inbox in zip(reversed(self._cliques), reversed(inboxes), strict=True):
             message = reduce(self._table(clique, inbox))
             top = message.max().item()
             if top == -math.inf:
-                raise _contradiction()
+                raise contradiction()
             total += top
             if clique.separator and clique.parent is not None:
                 inboxes[clique.parent].append((clique.separator, message - top))
         return inboxes, total
 
     def _table(self, clique: _Clique, terms: list[Term]) -> Tensor:
-        """The sum of the terms as a matrix (own, separator).
-
-        It grows variable by variable and a term is added as soon as all of its variables are there, which is cheap
-        for most.
-        """
+        """Return the sum of the terms as a matrix (own, separator), which grows variable by variable: a term is added
+        as soon as all of its variables are there, when the table is still small."""
         ending: dict[int, list[Term]] = {}
         for term in terms:
             ending.setdefault(term[0][-1], []).append(term)
         table = torch.zeros(1, dtype=self.graph.dtype, device=self.graph.device)
-        variables = [*clique.own, *clique.separator]
-        for count, v in enumerate(variables, 1):
+        for count, v in enumerate(clique.variables, 1):
             table = table.repeat_interleave(self._cards[v])
             for scope, values in ending.get(v, []):
-                sizes, inside = self._runs(variables[:count], scope)
+                sizes, inside = self._runs(clique.variables[:count], scope)
                 shape = [size if i else 1 for size, i in zip(sizes, inside, strict=True)]
                 table.view(sizes).add_(values.reshape(shape))
         return table.view(math.prod(self._cards[v] for v in clique.own), -1)
@@ -283,19 +278,19 @@ class JunctionTree(_Exact):
         return (table.view(sizes).sum(gone) if gone else table).reshape(-1)
 
     def _runs(self, variables: Sequence[int], scope: Sequence[int]) -> tuple[list[int], list[bool]]:
-        """Neighbouring variables as one axis if all or none are in the scope: few axes, whatever the clique's size."""
+        """Join neighbouring variables to one axis if all or none are in the scope; return the sizes."""
         runs = [(inside, list(run)) for inside, run in itertools.groupby(variables, set(scope).__contains__)]
         return [math.prod(self._cards[v] for v in run) for _, run in runs], [inside for inside, _ in runs]
 
     @property
     def entries(self) -> int:
-        """Of all tables together: the work of a pass."""
-        return sum(math.prod(self._cards[v] for v in (*k.own, *k.separator)) for k in self._cliques)
+        """Number of entries of all tables: the work of a pass."""
+        return sum(math.prod(self._cards[v] for v in clique.variables) for clique in self._cliques)
 
     def _check_memory(self) -> None:
-        """Refuse what cannot fit: a few tables of the largest kind, and the messages of all cliques."""
+        """Refuse a graph whose largest tables and messages do not fit into the free memory."""
         messages = sum(math.prod(self._cards[v] for v in clique.separator) for clique in self._cliques)
-        needed = self.graph.dtype.itemsize * (TABLES * 2**self.width + messages)
+        needed = self.graph.dtype.itemsize * (TABLES_AT_ONCE * 2**self.width + messages)
         free = _free_memory()
         if self.graph.device.type == "cpu" and needed > free:
             raise TooWide(
@@ -304,7 +299,7 @@ class JunctionTree(_Exact):
             )
 
     def _rooted(self, tree: networkx.Graph) -> list[_Clique]:
-        """The cliques from the root on, with the graph's factors; what does not depend on any goes to `_constant`."""
+        """Return the cliques from the root on, with the graph's factors; constant factors go to `_constant`."""
         root = next(iter(tree))
         cliques: list[_Clique] = []
         number: dict[frozenset[int], int] = {}
@@ -333,12 +328,8 @@ class JunctionTree(_Exact):
         return cliques
 
 
-def _contradiction() -> Contradiction:
-    return Contradiction("the factors contradict each other: no labelling has a probability above 0")
-
-
 def _free_memory() -> float:
-    """Bytes that are not in use, where the system tells."""
+    """Return the bytes of available memory; inf on systems without /proc/meminfo."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

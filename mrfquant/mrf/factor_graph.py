@@ -18,13 +18,18 @@ from torch import Tensor
 from mrfquant.errors import BadInput
 from mrfquant.mrf.groups import Cardinality, Group, contract, field, take
 
-NEGLIGIBLE = 1e-30  # a probability that is dropped before asking whether u allows anything forbidden
+NEGLIGIBLE = 1e-30  # smaller probabilities are set to 0 before u is checked against hard constraints
 
 Factor = tuple[Sequence[int], Tensor | Sequence]  # the variables, and the logarithms of the factor's values
 
 
 class Contradiction(BadInput):
     """No labelling has a probability above 0."""
+
+
+def contradiction() -> Contradiction:
+    """Return the error to raise where no single factor is to blame."""
+    return Contradiction("the factors contradict each other: no labelling has a probability above 0")
 
 
 class FactorGraph:
@@ -36,11 +41,11 @@ class FactorGraph:
             constant factor.
         groups: many factors of one shape at once: pairs of scopes (F, k) and log-potentials (c_1, ..., c_k, F).
         constant: added to the score of every labelling.
-        dtype: of the log-potentials.
-        device: where the field is kept.
+        dtype: dtype of the log-potentials.
+        device: device of the tensors.
 
     Attributes:
-        groups: factors of one arity or more, by shape.
+        groups: factors of one variable or more, by shape.
         by_cardinality: the variables, by cardinality.
         size: the length of a flat vector.
         constant: the sum of the constant factors.
@@ -97,17 +102,17 @@ class FactorGraph:
 
     @property
     def couplings(self) -> list[Group]:
-        """The factors of two variables or more, by shape."""
+        """Factors of two variables or more, by shape."""
         return [group for group in self.groups if len(group.index) > 1]
 
     def factors(self) -> Iterator[tuple[list[int], Tensor]]:
-        """One factor after the other: its variables and its table."""
+        """Yield the variables and the table of each factor."""
         for group in self.groups:
             for f, scope in enumerate(group.scopes.tolist()):
                 yield scope, group.tables[..., f]
 
     def neighbours(self) -> dict[int, set[int]]:
-        """The variables that share a factor with each variable; one label is no variable."""
+        """Return the variables that share a factor with each variable, without those of one label."""
         found: dict[int, set[int]] = {v: set() for v, c in enumerate(self.cardinalities.tolist()) if c > 1}
         for group in self.couplings:
             for scope in group.scopes.tolist():
@@ -116,7 +121,7 @@ class FactorGraph:
         return found
 
     def index(self, variables: Tensor) -> Tensor:
-        """The places (c, F) of variables (F,) of the same cardinality c in a flat vector."""
+        """Return the places (c, F) of variables (F,) of the same cardinality c in a flat vector."""
         labels = int(self.cardinalities[variables[0]])
         steps = torch.arange(labels, device=self.device)[:, None]
         return self._place[variables] + steps * self._stride[variables]
@@ -124,30 +129,36 @@ class FactorGraph:
     # Labellings: int64 (..., n)
 
     def score(self, labels: Tensor) -> Tensor:
-        """The sum of all log-potentials: (...). -inf if the labelling is forbidden."""
+        """Return the sum of all log-potentials: (...). -inf if the labelling is forbidden."""
         return sum(self._scores(labels), torch.full(labels.shape[:-1], self.constant, **self._kind))
 
     def energy(self, labels: Tensor) -> Tensor:
-        """The negative score."""
+        """Return the negative score."""
         return -self.score(labels)
 
     def energy_split(self, labels: Tensor) -> dict[str, Tensor]:
-        """The energy by arity; the parts sum to the whole."""
-        parts = {name: torch.zeros(labels.shape[:-1], **self._kind) for name in ("unary", "pairwise", "higher")}
+        """Return the energy by arity; the parts sum to the energy."""
+        arities = ("unary", "pairwise", "higher")
+        parts = {name: torch.zeros(labels.shape[:-1], **self._kind) for name in arities}
         for group, score in zip(self.groups, self._scores(labels), strict=True):
-            parts[("unary", "pairwise", "higher")[min(len(group.index), 3) - 1]] -= score
+            parts[arities[min(len(group.index), 3) - 1]] -= score
         return parts | {"constant": torch.full(labels.shape[:-1], -self.constant, **self._kind)}
 
     def one_hot(self, labels: Tensor) -> Tensor:
-        """The flat u of a labelling (n,)."""
+        """Return the flat u of a labelling (n,)."""
         flat = torch.zeros(self.size, **self._kind)
         flat[self._place + labels * self._stride] = 1
         return flat
 
+    def random_labels(self, generator: torch.Generator) -> Tensor:
+        """Draw a labelling (n,) uniformly."""
+        drawn = torch.rand(len(self), generator=generator, device=self.device)
+        return (drawn * self.cardinalities).long().clamp_(max=self.cardinalities - 1)
+
     # Flat vectors
 
     def unary(self) -> Tensor:
-        """The sum of the factors of one variable, flat."""
+        """Return the sum of the factors of one variable, flat."""
         flat = torch.zeros(self.size, **self._kind)
         for group in self.groups:
             if len(group.index) == 1:
@@ -155,33 +166,36 @@ class FactorGraph:
         return flat
 
     def uniform(self) -> Tensor:
-        """The u that knows nothing."""
+        """Return the uniform u."""
         flat = torch.empty(self.size, **self._kind)
         for c in self.by_cardinality:
             c.planes(flat).fill_(1 / c.labels)
         return flat
 
-    def softmax(self, flat: Tensor, beta: float = 1.0) -> Tensor:
-        """u of every variable from its log-weights."""
+    def draw(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+        """Draw standard normal noise, in the graph's dtype."""
+        return torch.randn(shape, generator=generator, **self._kind)
+
+    def softmax(self, flat: Tensor) -> Tensor:
+        """Return u of every variable from its log-weights."""
         out = torch.empty_like(flat)
         for c in self.by_cardinality:
-            planes = c.planes(flat)
-            c.planes(out).copy_(((planes - planes.amax(0)) * beta).softmax(0))
+            c.planes(out).copy_(c.planes(flat).softmax(0))
         return out
 
     def argmax(self, flat: Tensor) -> Tensor:
-        """The label of every variable with the largest entry, the first of equals: int64 (n,)."""
+        """Return the label of every variable with the largest entry, the first of equals: int64 (n,)."""
         labels = torch.empty_like(self.cardinalities)
         for c in self.by_cardinality:
             labels[c.variables] = c.planes(flat).argmax(0)
         return labels
 
     def entropy(self, u: Tensor) -> Tensor:
-        """The entropy of the factorised u in nats."""
+        """Return the entropy of the factorised u in nats."""
         return torch.special.entr(u).sum()
 
     def per_variable(self, flat: Tensor) -> list[list[float]]:
-        """The entries of each variable as plain numbers."""
+        """Return the entries of each variable as plain numbers."""
         rows: list[list[float]] = [[]] * len(self)
         for c in self.by_cardinality:
             for v, row in zip(c.variables.tolist(), c.planes(flat).t().tolist(), strict=True):
@@ -189,7 +203,7 @@ class FactorGraph:
         return rows
 
     def flat(self, rows: Sequence[Sequence[float]]) -> Tensor:
-        """The inverse of `per_variable`."""
+        """Return the flat vector of such rows, the inverse of `per_variable`."""
         flat = torch.empty(self.size, **self._kind)
         for c in self.by_cardinality:
             chosen = [rows[v] for v in c.variables.tolist()]
@@ -199,7 +213,7 @@ class FactorGraph:
         return flat
 
     def expected_score(self, u: Tensor) -> Tensor:
-        """The expectation of the score under the factorised u; -inf if u allows what is forbidden."""
+        """Return the expectation of the score under the factorised u; -inf if u allows what is forbidden."""
         total = torch.tensor(self.constant, **self._kind)
         for group in self.groups:
             mean = group.tables
@@ -209,7 +223,7 @@ class FactorGraph:
         return total
 
     def fields(self, u: Tensor) -> Tensor:
-        """The gradient of `expected_score`: for each variable and label the expected score of its factors, flat."""
+        """Return the gradient of `expected_score`: the expected score of the factors of each label, flat."""
         flat = torch.zeros_like(u)
         for group in self.groups:
             for axis in range(len(group.index)):
@@ -217,7 +231,7 @@ class FactorGraph:
         return flat
 
     def factorised_bound(self, u: Tensor) -> float:
-        """E[score] + H(u), at most log Z for every u (Gibbs' inequality); -inf if u allows what is forbidden."""
+        """Return E[score] + H(u), at most log Z for every u (Gibbs' inequality); -inf if u allows what is forbidden."""
         u = torch.where(u < NEGLIGIBLE, 0, u)
         for c in self.by_cardinality:
             planes = c.planes(u)
@@ -226,11 +240,11 @@ class FactorGraph:
 
     # Other graphs
 
-    def floored(self, penalty: float | None = None) -> FactorGraph:
-        """The same graph with nothing forbidden: what was, has the factor's lowest log-potential less the penalty.
+    def without_hard_constraints(self, penalty: float | None = None) -> FactorGraph:
+        """Return the graph with the lowest log-potential of a factor, less a penalty, in the place of -inf.
 
         Args:
-            penalty: by default so much that every labelling that was allowed is better than all that were not.
+            penalty: by default so large that every allowed labelling is better than all forbidden ones.
         """
         if not any(group.hard for group in self.groups):
             return self
@@ -245,7 +259,7 @@ class FactorGraph:
         return FactorGraph(self.cardinalities, groups=groups, constant=self.constant, dtype=self.dtype)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> FactorGraph:
-        """A copy of another type or on another device."""
+        """Return a copy of another dtype or on another device."""
         device = device or self.device
         return FactorGraph(
             self.cardinalities.to(device),
@@ -256,20 +270,17 @@ class FactorGraph:
         )
 
     def condition(self, evidence: Mapping[int, int]) -> tuple[FactorGraph, Tensor]:
-        """The graph of the variables that are not observed, and their numbers here.
+        """Return the graph of the variables that are not observed, and their numbers in this graph.
 
         Args:
             evidence: labels of the observed variables.
         """
-        labels = torch.full_like(self.cardinalities, -1)
+        labels, cards = torch.full_like(self.cardinalities, -1), self.cardinalities.tolist()
         for v, label in evidence.items():
             if not 0 <= v < len(self):
                 raise BadInput(f"evidence on variable {v}: there are the variables 0 to {len(self) - 1}")
-            if not 0 <= label < int(self.cardinalities[v]):
-                raise BadInput(
-                    f"evidence gives variable {v} the label {label}: it has the labels 0 to "
-                    f"{int(self.cardinalities[v]) - 1}"
-                )
+            if not 0 <= label < cards[v]:
+                raise BadInput(f"evidence gives variable {v} the label {label}: it has the labels 0 to {cards[v] - 1}")
             labels[v] = label
         kept = (labels < 0).nonzero()[:, 0]
         number = torch.full_like(labels, -1)
@@ -294,13 +305,10 @@ class FactorGraph:
                     parts.append((number[scopes[:, free]], tables))
                 else:
                     constant += tables.sum().item()
-        graph = FactorGraph(
-            self.cardinalities[kept], groups=parts, constant=constant, dtype=self.dtype, device=self.device
-        )
-        return graph, kept
+        return FactorGraph(self.cardinalities[kept], groups=parts, constant=constant, **self._kind), kept
 
     def merged(self) -> FactorGraph:
-        """The same graph with one factor for each set of variables that has any."""
+        """Return the graph with one factor for each set of variables that has any."""
         by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
         for group in self.groups:
             orders, which = group.scopes.argsort(1).unique(dim=0, return_inverse=True)
@@ -313,9 +321,7 @@ class FactorGraph:
             scopes, which = torch.cat([s for s, _ in found]).unique(dim=0, return_inverse=True)
             tables = torch.zeros(*shape, len(scopes), **self._kind)
             parts.append((scopes, tables.index_add_(-1, which, torch.cat([t for _, t in found], -1))))
-        return FactorGraph(
-            self.cardinalities, groups=parts, constant=self.constant, dtype=self.dtype, device=self.device
-        )
+        return FactorGraph(self.cardinalities, groups=parts, constant=self.constant, **self._kind)
 
     @property
     def _kind(self) -> dict[str, Any]:
@@ -334,36 +340,30 @@ class FactorGraph:
             yield group.tables[entries].sum(-1)
 
     def _check_factors(self, scopes: Tensor, tables: Tensor) -> None:
-        n, k = len(self), scopes.shape[1]
-        if tables.dim() != k + 1 or tables.shape[-1] != len(scopes):
-            raise BadInput(f"{len(scopes)} factors of {k} variables with tables of shape {tuple(tables.shape)}")
-        outside = ((scopes < 0) | (scopes >= n)).any(1)
-        if outside.any():
-            scope = scopes[outside.nonzero()[0, 0]].tolist()
+        n, k, shape = len(self), scopes.shape[1], tuple(tables.shape)
+
+        def first(wrong: Tensor) -> list[int] | None:
+            """Return the variables of the first factor (F,) that is wrong."""
+            return scopes[wrong.nonzero()[0, 0]].tolist() if wrong.any() else None
+
+        if len(shape) != k + 1 or shape[-1] != len(scopes):
+            raise BadInput(f"{len(scopes)} factors of {k} variables with tables of shape {shape}")
+        if scope := first(((scopes < 0) | (scopes >= n)).any(1)):
             raise BadInput(f"a factor over variables {scope}: there are the variables 0 to {n - 1}")
         ordered = scopes.sort(1).values
-        twice = (ordered[:, 1:] == ordered[:, :-1]).any(1)
-        if twice.any():
-            raise BadInput(f"a factor over variables {scopes[twice.nonzero()[0, 0]].tolist()}: one appears twice")
-        shape = tuple(tables.shape)
-        wrong = (self.cardinalities[scopes] != torch.tensor(shape[:-1], device=self.device)).any(1)
-        if wrong.any():
-            scope = scopes[wrong.nonzero()[0, 0]].tolist()
-            expected = "x".join(str(int(c)) for c in self.cardinalities[scope])
-            given = "x".join(map(str, shape[:-1]))
+        if scope := first((ordered[:, 1:] == ordered[:, :-1]).any(1)):
+            raise BadInput(f"a factor over variables {scope}: one appears twice")
+        if scope := first((self.cardinalities[scopes] != torch.tensor(shape[:-1], device=self.device)).any(1)):
+            given, expected = ("x".join(map(str, s)) for s in (shape[:-1], self.cardinalities[scope].tolist()))
             raise BadInput(f"the factor over variables {scope} has a table of {given}, expected {expected}")
-        bad = (tables.isnan() | (tables == math.inf)).flatten(0, -2).any(0)
-        if bad.any():
-            scope = scopes[bad.nonzero()[0, 0]].tolist()
+        if scope := first((tables.isnan() | (tables == math.inf)).flatten(0, -2).any(0)):
             raise BadInput(f"the factor over variables {scope} has a log-potential that is not a number or infinite")
-        zero = torch.isneginf(tables).flatten(0, -2).all(0)
-        if zero.any():
-            scope = scopes[zero.nonzero()[0, 0]].tolist()
+        if scope := first(torch.isneginf(tables).flatten(0, -2).all(0)):
             raise Contradiction(f"the factor over variables {scope} is 0 everywhere: no labelling is possible")
 
 
 def _stacked(factors: Iterable[Factor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Single factors as groups."""
+    """Yield single factors as groups."""
     by_shape: dict[tuple[int, ...], list[tuple[Sequence[int], Tensor]]] = {}
     for scope, table in factors:
         table = torch.as_tensor(table, dtype=torch.float64)

@@ -18,13 +18,13 @@ def potts(
     coupling: float | Tensor | Sequence[float] = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> FactorGraph:
-    """A variable per node: log-potential unary[i, x_i], and `coupling` for every edge whose ends agree.
+    """Build a Potts field: log-potential unary[i, x_i] of every node, and `coupling` of every edge whose ends agree.
 
     Args:
         graph: its nodes, in their order, are the variables.
         unary: (nodes, labels).
         coupling: one number, or one for each edge in the order of `graph.edges`.
-        dtype: of the log-potentials.
+        dtype: dtype of the log-potentials.
     """
     unary = torch.as_tensor(unary, dtype=dtype)
     if unary.dim() != 2 or len(unary) != len(graph):
@@ -44,13 +44,13 @@ def ising(
     coupling: float | Tensor | Sequence[float] = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> FactorGraph:
-    """Spins s = -1 (label 0) and 1 (label 1): score sum_i field_i s_i + sum_ij coupling_ij s_i s_j.
+    """Build an Ising field, spins s = -1 (label 0) and 1 (label 1): score sum_i field_i s_i + sum_ij coupling_ij s_i s_j.
 
     Args:
         graph: its nodes, in their order, are the variables.
         field: one number, or one for each node.
         coupling: one number, or one for each edge in the order of `graph.edges`.
-        dtype: of the log-potentials.
+        dtype: dtype of the log-potentials.
     """
     field = torch.as_tensor(field, dtype=dtype).expand(len(graph))
     spins = torch.tensor([-1.0, 1.0], dtype=dtype)

@@ -1,17 +1,15 @@
 """Graph cuts: exact for two labels and submodular couplings, and moves of many variables at once for more.
 
-A move to label y asks every variable whether it keeps its label (0) or takes y (1). With the costs of a pair
+In a move to label y every variable keeps its label (0) or takes y (1). With the costs of a pair
 
     A = θ(x_i, x_j),  B = θ(x_i, y),  C = θ(y, x_j),  D = θ(y, y),
 
-the best answers of all variables together are a least cut: an arc i -> j of capacity B + C - A - D, and C - A more for
+the best choice of all variables together is a minimum cut: an arc i -> j of capacity B + C - A - D, and C - A more for
 i and D - C more for j to take y (Boykov, Veksler and Zabih, 2001). If A + D <= B + C for all labels, as for metrics,
-the cut is exact. Where it is not, the capacity is 0, and the move is made if the labelling got better.
+the cut is exact. Otherwise the capacity is 0, and the move is made if it improves the labelling.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import torch
@@ -21,70 +19,54 @@ from mrfquant.config.settings import configurable
 from mrfquant.errors import BadInput
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import take
-from mrfquant.mrf.solver import Solver
+from mrfquant.mrf.solver import LabellingSolver
 
-ROUNDING = 1e-12  # of a coupling that counts as submodular
+SUBMODULAR_TOLERANCE = 1e-12  # relative floating-point error of a coupling that counts as submodular
 
 
 @configurable(supplied=["graph", "seed", "start"])
-class AlphaExpansion(Solver):
+class AlphaExpansion(LabellingSolver):
     """Moves to each label in turn until none helps; for two labels and submodular couplings the first is the optimum.
 
-    Takes fields of factors of at most two variables.
+    It takes factors of at most two variables.
     """
 
-    compiled = True
-
     def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None) -> None:
-        super().__init__(graph, seed, start)
+        super().__init__(graph, seed, start, graph.without_hard_constraints())
         largest = max((len(group.index) for group in graph.groups), default=0)
         if largest > 2:
             raise BadInput(
                 f"AlphaExpansion takes factors of at most two variables, one has {largest}: use LocalSearch or "
                 "Portfolio"
             )
-        self._soft = graph.floored()
-        self._unary = self._soft.unary().neg()
-        self._cut = _Cut(self._soft)
-        binary = int(graph.cardinalities.max()) == 2 if len(graph) else True
-        self._labels = torch.zeros_like(graph.cardinalities) if start is None or binary else graph.argmax(start)
-        self._energy = self._soft.energy(self._labels).item()
-        self._binary = binary
-        self._bound = -math.inf
+        self._unary, self._cut = self._soft.unary().neg(), _Cut(self._soft)
+        self._binary = int(graph.cardinalities.max()) == 2 if len(graph) else True
+        if start is None or self._binary:
+            self._labels = torch.zeros_like(graph.cardinalities)
+            self.energy = self._soft.energy(self._labels).item()
 
     def step(self) -> float:
-        before = self._energy
+        before = self.energy
         for alpha in reversed(range(int(self.graph.cardinalities.max()))):
             self._expand(alpha)
             if self.out_of_time:
                 break
-        return before - self._energy
-
-    def marginals(self) -> Tensor:
-        return self.graph.one_hot(self._labels)
-
-    def labels(self) -> Tensor:
-        return self._labels
-
-    def bound(self) -> float:
-        return self._bound
+        return before - self.energy
 
     def _expand(self, alpha: int) -> None:
-        """A move to a label."""
+        """Move to a label."""
         graph, labels = self.graph, self._labels
-        able = graph.cardinalities > alpha
-        target = torch.where(able, alpha, labels)
+        target = torch.where(graph.cardinalities > alpha, alpha, labels)
         keep, take_ = self._costs(labels), self._costs(target)
-        submodular, least, flags = self._cut.solve(self._soft, labels, target, keep, take_)
+        submodular, least, flags = self._cut.solve(labels, target, keep, take_)
         found = torch.where(torch.from_numpy(flags).to(labels.device), target, labels)
-        energy = self._soft.energy(found).item()
         if self._binary and submodular and alpha and not labels.any() and self._soft is graph:
-            self._bound = min(least - graph.constant, energy)  # all labellings were asked for
-        if energy < self._energy:
-            self._labels, self._energy = found, energy
+            # All labellings were candidates.
+            self._bound = min(least - graph.constant, graph.energy(found).item())
+        self.offer(found)
 
     def _costs(self, labels: Tensor) -> Tensor:
-        """The unary costs of the labels: (n,)."""
+        """Return the unary costs of the labels: (n,)."""
         costs = torch.empty(len(labels), dtype=self.graph.dtype, device=self.graph.device)
         for c in self.graph.by_cardinality:
             costs[c.variables] = c.planes(self._unary).gather(0, labels[c.variables][None])[0]
@@ -95,6 +77,7 @@ class _Cut:
     """The arcs of a field's pairs, sorted by the node that they leave."""
 
     def __init__(self, graph: FactorGraph) -> None:
+        self._graph = graph
         pairs = [group.scopes.cpu().numpy() for group in graph.couplings]
         edges = np.concatenate([np.zeros((0, 2), np.int64), *pairs])
         tails = np.concatenate([edges[:, 0], edges[:, 1]])
@@ -106,21 +89,16 @@ class _Cut:
         self._sister = self._place[(order + len(edges)) % max(1, len(order))]
         self._edges = edges
 
-    def solve(
-        self, graph: FactorGraph, labels: Tensor, target: Tensor, keep: Tensor, take_: Tensor
-    ) -> tuple[bool, float, np.ndarray]:
-        """Whether the cut is exact, its value, and which variables take the target."""
+    def solve(self, labels: Tensor, target: Tensor, keep: Tensor, take_: Tensor) -> tuple[bool, float, np.ndarray]:
+        """Return whether the cut is exact, its value, and which variables take the target."""
         from mrfquant.kernels.max_flow import SOURCE, max_flow
 
-        a, b, c, d = (self._pairs(graph, x, y) for x in (labels, target) for y in (labels, target))
-        capacity = b + c - a - d
-        extra = (take_ - keep).cpu().double().numpy()
-        extra = (
-            extra
-            + np.bincount(self._edges[:, 0], c - a, len(extra))
-            + np.bincount(self._edges[:, 1], d - c, len(extra))
-        )
-        submodular = bool((capacity >= -ROUNDING * (1 + np.abs(a) + np.abs(b) + np.abs(c) + np.abs(d))).all())
+        a, b, c, d = (self._pairs(x, y) for x in (labels, target) for y in (labels, target))
+        capacity, n = b + c - a - d, len(labels)
+        extra = (take_ - keep).cpu().double().numpy() + np.bincount(self._edges[:, 0], c - a, n)
+        extra += np.bincount(self._edges[:, 1], d - c, n)
+        size = 1 + np.abs(a) + np.abs(b) + np.abs(c) + np.abs(d)
+        submodular = bool((capacity >= -SUBMODULAR_TOLERANCE * size).all())
         rest = np.zeros(len(self._head))
         rest[self._place[: len(capacity)]] = np.maximum(capacity, 0)
         tree = np.zeros(len(extra), np.int64)
@@ -128,11 +106,10 @@ class _Cut:
         flow = max_flow(self._first, self._head, self._sister, rest, extra, tree)
         return submodular, constant + flow, tree != SOURCE
 
-    @staticmethod
-    def _pairs(graph: FactorGraph, first: Tensor, second: Tensor) -> np.ndarray:
-        """The costs of all pairs, with labels for their first and for their second variables."""
+    def _pairs(self, first: Tensor, second: Tensor) -> np.ndarray:
+        """Return the costs of all pairs, with labels for their first and for their second variables."""
         costs = [np.zeros(0)]
-        for group in graph.couplings:
+        for group in self._graph.couplings:
             tables = take(take(group.tables, 1, second[group.scopes[:, 1]]), 0, first[group.scopes[:, 0]])
             costs.append(-tables.cpu().double().numpy())
         return np.concatenate(costs)

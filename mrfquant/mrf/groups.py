@@ -13,7 +13,8 @@ class Group:
     """F factors of one shape (c_1, ..., c_k).
 
     Attributes:
-        scopes: (F, k) their variables. tables: (c_1, ..., c_k, F) log-potentials; one table for all may be expanded.
+        scopes: (F, k) their variables.
+        tables: (c_1, ..., c_k, F) log-potentials; one table for all may be expanded.
         index: for each axis a, (c_a, F) the places of its variables in a flat vector.
         hard: whether a table forbids anything.
     """
@@ -28,11 +29,11 @@ class Group:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Labels along each axis."""
+        """Number of labels along each axis."""
         return tuple(self.tables.shape[:-1])
 
     def gather(self, flat: Tensor, axis: int) -> Tensor:
-        """The flat vector's entries for the variables of an axis: (c_axis, F)."""
+        """Return the flat vector's entries for the variables of an axis: (c_axis, F)."""
         index = self.index[axis]
         return flat.index_select(0, index.reshape(-1)).view(index.shape)
 
@@ -40,9 +41,9 @@ class Group:
         """Add a message (c_axis, F) to the flat vector's entries for the variables of an axis."""
         flat.index_add_(0, self.index[axis].reshape(-1), message.reshape(-1))
 
-    def part(self, chosen: Tensor) -> Group:
-        """Some of the factors, by number."""
-        index = tuple(i[:, chosen] for i in self.index)
+    def part(self, chosen: Tensor | slice) -> Group:
+        """Return some of the factors, by number."""
+        index = tuple(i[:, chosen].contiguous() for i in self.index)
         return Group(self.scopes[chosen], self.tables[..., chosen], index, self.hard)
 
 
@@ -55,17 +56,15 @@ class Cardinality:
     start: int
 
     def planes(self, flat: Tensor) -> Tensor:
-        """The part of a flat vector that belongs to these variables, a view (labels, m)."""
+        """Return the part of a flat vector that belongs to these variables, a view (labels, m)."""
         size = self.labels * len(self.variables)
         return flat[self.start : self.start + size].view(self.labels, -1)
 
 
 def contract(tables: Tensor, axis: int, u: Tensor, hard: bool) -> Tensor:
-    """The expectation over one axis, sum_l u_l T[..., l, ...], with 0 times -inf being 0: the axis is gone."""
+    """Return the expectation over one axis, sum_l u_l T[..., l, ...], with 0 times -inf being 0: the axis is gone."""
     if hard:
-        shape = [1] * tables.dim()
-        shape[axis], shape[-1] = u.shape
-        weights = u.view(shape)
+        weights = along(u, axis, tables.dim())
         return torch.where(weights > 0, tables * weights, 0).sum(axis)
     total = tables.select(axis, 0) * u[0]
     for label in range(1, len(u)):
@@ -73,8 +72,15 @@ def contract(tables: Tensor, axis: int, u: Tensor, hard: bool) -> Tensor:
     return total
 
 
+def along(values: Tensor, axis: int, dims: int) -> Tensor:
+    """Return values (c_axis, F) in a shape that broadcasts with a group's tables of so many dimensions."""
+    shape = [1] * dims
+    shape[axis], shape[-1] = values.shape
+    return values.view(shape)
+
+
 def field(group: Group, axis: int, u: Tensor) -> Tensor:
-    """The expected log-potentials of a group for each label of the variables of an axis: (c_axis, F)."""
+    """Return the expected log-potentials of a group for each label of the variables of an axis: (c_axis, F)."""
     mean = group.tables
     for other in reversed([a for a in range(len(group.index)) if a != axis]):
         mean = contract(mean, other, group.gather(u, other), group.hard)
@@ -82,6 +88,6 @@ def field(group: Group, axis: int, u: Tensor) -> Tensor:
 
 
 def take(tables: Tensor, axis: int, labels: Tensor) -> Tensor:
-    """Each table (..., F) at a label (F,) of one axis: the axis is gone."""
+    """Return each table (..., F) at a label (F,) of one axis: the axis is gone."""
     index = labels.view([1] * (tables.dim() - 1) + [-1]).expand([*tables.shape[:axis], 1, *tables.shape[axis + 1 :]])
     return tables.gather(axis, index).squeeze(axis)

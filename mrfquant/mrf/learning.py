@@ -2,8 +2,8 @@
 
     d log Z / d θ_a(x_a) = p(x_a),
 
-the marginals of the factors. At a fixed point the same holds for the values that belief propagation and mean-field put
-in the place of log Z, with their beliefs about the factors: the messages are stationary.
+the marginals of the factors. At a fixed point the same holds for the approximations of log Z by belief propagation and
+mean-field, with their marginals of the factors: the messages are stationary.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from torch import Tensor
 from mrfquant.errors import BadInput
 from mrfquant.mrf.exact import JunctionTree
 from mrfquant.mrf.factor_graph import FactorGraph
-from mrfquant.mrf.solve import SolverRecipe
+from mrfquant.mrf.solve import FieldSolverRecipe
 
 
 def log_partition(
     graph: FactorGraph,
-    solver: SolverRecipe = JunctionTree,
+    solver: FieldSolverRecipe = JunctionTree,
     iterations: int = 1000,
     tolerance: float = 1e-9,
     seed: int = 0,
 ) -> Tensor:
-    """log Z of a graph, differentiable where its tables are.
+    """Return log Z of a graph, differentiable where its tables are.
 
     Args:
         graph: its groups' tables may need gradients.
-        solver: gives log Z, or what stands for it, and the marginals of the factors.
-        iterations: of the solver, at most.
-        tolerance: at which it has converged.
-        seed: of the solver.
+        solver: computes log Z, or an approximation of it, and the marginals of the factors.
+        iterations: the most iterations of the solver.
+        tolerance: the residual at which it has converged.
+        seed: seed of the solver.
     """
     return _LogPartition.apply(graph, solver, iterations, tolerance, seed, *(group.tables for group in graph.groups))
 
@@ -44,13 +44,8 @@ class _LogPartition(torch.autograd.Function):
     def forward(
         ctx: Any, graph: FactorGraph, solver: Any, iterations: int, tolerance: float, seed: int, *tables: Tensor
     ) -> Tensor:
-        fixed = FactorGraph(
-            graph.cardinalities,
-            groups=[(group.scopes, table.detach()) for group, table in zip(graph.groups, tables, strict=True)],
-            constant=graph.constant,
-            dtype=graph.dtype,
-            device=graph.device,
-        )
+        groups = [(group.scopes, table.detach()) for group, table in zip(graph.groups, tables, strict=True)]
+        fixed = FactorGraph(graph.cardinalities, (), groups, graph.constant, graph.dtype, graph.device)
         built = solver(fixed, seed=seed)
         result = built.run(iterations, tolerance)
         if result.log_z is None:
@@ -64,24 +59,21 @@ class _LogPartition(torch.autograd.Function):
 
 
 def with_evidence(graph: FactorGraph, evidence: Sequence[Mapping[int, int]]) -> FactorGraph:
-    """Copies of a graph side by side, one for each set of observed labels, so that a solver does all at once.
+    """Return a graph of copies of a graph, one for each set of observed labels, to solve all at once.
 
-    Variable v of copy k has the number k n + v. Every copy keeps its observed variables, with their label alone
-    allowed; `solve` takes them out.
+    Variable v of copy k has the number k n + v. Every copy keeps its observed variables, with all other labels
+    forbidden; `solve` removes them.
 
     Args:
-        graph: of n variables.
-        evidence: labels of observed variables.
+        graph: a graph of n variables.
+        evidence: labels of observed variables, for each copy.
     """
     n, copies = len(graph), len(evidence)
     offsets = (n * torch.arange(copies, device=graph.device)).view(-1, 1, 1)
-    groups = [
-        (
-            (group.scopes + offsets).view(-1, group.scopes.shape[1]),
-            group.tables[..., None, :].expand(*group.shape, copies, len(group)).reshape(*group.shape, -1),
-        )
-        for group in graph.groups
-    ]
+    groups = []
+    for group in graph.groups:
+        tables = group.tables[..., None, :].expand(*group.shape, copies, len(group)).reshape(*group.shape, -1)
+        groups.append(((group.scopes + offsets).view(-1, group.scopes.shape[1]), tables))
     cards = graph.cardinalities.tolist()
     observed: list[tuple[Sequence[int], Tensor]] = []
     for k, labels in enumerate(evidence):

@@ -5,15 +5,14 @@ A move sets a set B of variables to its exact optimum given all others,
     x_B <- argmin over x_B of E(x_B, x_rest),
 
 so no move makes a labelling worse. B is a random tree, found and solved in compiled loops, or a connected block that a
-junction tree solves. Between the moves, Gumbel noise on the unary costs, falling to 0, leads out of local minima.
+junction tree solves. Gumbel noise on the unary costs, falling to 0, helps to leave local minima.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -26,32 +25,30 @@ from mrfquant.mrf.dual import DualAscent
 from mrfquant.mrf.exact import JunctionTree, TooWide
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.message_passing import BeliefPropagation
-from mrfquant.mrf.solver import Solver
+from mrfquant.mrf.solver import FieldSolver, LabellingSolver
 from mrfquant.schedules import Geometric
 
-HEATS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of the noise, as shares of what a wrong label costs
-WORK = 10**7  # table entries that the trees of a walk look at, roughly
-BLOCKS = 5000  # variables above which only trees are moved: to cut a block out takes time in their number
-SHARE = 0.15  # of the time that is left, for one start at most
+NOISE_LEVELS = (0.05, 0.1, 0.2, 0.4, 0.8)  # in units of the cost of a wrong label
+WALK_WORK = 10**7  # table entries that the trees of a walk read, roughly
+MAX_BLOCK_VARIABLES = 5000  # above, only trees are moved: to cut out a block takes time linear in all variables
+TIME_PER_START = 0.15  # the most time of a start or a walk, as a fraction of the remaining time
 
 
 @configurable(supplied=["graph", "seed", "start"])
-class LocalSearch(Solver):
-    """Moves of trees and blocks; the first labellings are those of other solvers, so it is never worse than they are.
+class LocalSearch(LabellingSolver):
+    """Moves of trees and blocks, from the labellings of other solvers, so it is never worse than they are.
 
     The starts are ICM, dual ascent, max-product belief propagation, annealed mean-field and a random labelling, or the
-    labels that `start` rounds to. Each takes an iteration; then every iteration walks from the best, with little and
-    with much noise, and goes over blocks where the walks find nothing.
+    labels that `start` rounds to. Each takes an iteration; then every iteration walks from the best labelling, with
+    little and with much noise, and moves blocks if the walks find nothing.
 
     Args:
-        size: of the first blocks, at most; it doubles after every sweep that found nothing better.
+        size: the most variables of the first blocks; it doubles after every sweep that found nothing better.
         width_limit: a block whose junction tree is wider is cut by a quarter until it fits.
         patience: iterations in a row without a better labelling after which it ends.
         warm_up: iterations of the solvers that it starts from.
-        moves: of a walk, at most.
+        moves: the most moves of a walk.
     """
-
-    compiled = True
 
     def __init__(
         self,
@@ -64,110 +61,85 @@ class LocalSearch(Solver):
         warm_up: Count = 1000,
         moves: Count = 1000,
     ) -> None:
-        super().__init__(graph, seed, start)
+        super().__init__(graph, seed, start, graph.without_hard_constraints())
         self.size, self.width_limit, self.patience, self.warm_up = size, width_limit, patience, warm_up
-        self._soft = graph.floored()
         self._arrays = Arrays(self._soft)
         field = self._arrays.layout
-        entries = int((field.cards[field.scope] * field.stride)[field.begin[:-1]].sum())
-        self.moves = max(5, min(moves, WORK // max(1, entries)))
-        self._seed, self._random = seed, random.Random(seed)
-        self._state = np.array([2 * seed + 1], np.uint64)
+        self._entries = int((field.cards[field.scope] * field.stride)[field.begin[:-1]].sum())
+        self.moves = max(5, min(moves, WALK_WORK // max(1, self._entries)))
+        self._random, self._state = random.Random(seed), np.array([2 * seed + 1], np.uint64)
         self._neighbours = {v: sorted(near) for v, near in graph.neighbours().items()}
-        self._labels = graph.argmax(graph.unary() if start is None else start)
-        self._energy = self._soft.energy(self._labels).item()
-        self._starts = iter(self._sources() if start is None else ())
+        self._starts = self._labellings(seed) if start is None else iter(())
         self._idle = 0
-        self.work = 0  # table entries that walks looked at, roughly
-        self._entries = entries
+        self.work = 0  # table entries read by walks, roughly
 
     def step(self) -> float:
-        source = next(self._starts, None)
-        if source is not None:
-            self.offer(source())
+        labels = next(self._starts, None)
+        if labels is not None:
+            self.offer(labels)
             self._walk(0.0, self.moves // 5)
             return 1.0
-        before = self._energy
-        for heat in HEATS:
+        before = self.energy
+        for noise in NOISE_LEVELS:
             if not self.out_of_time:
-                self._walk(heat, self.moves)
-        if self._energy == before and len(self.graph) <= BLOCKS:
+                self._walk(noise, self.moves)
+        if self.energy == before and len(self.graph) <= MAX_BLOCK_VARIABLES:
             self._sweep()
-        self._idle = 0 if self._energy < before else self._idle + 1
-        # Other moves may succeed where these failed, so an iteration without success is no end yet.
-        return 0.0 if self._idle >= self.patience else max(before - self._energy, 1.0)
+        self._idle = 0 if self.energy < before else self._idle + 1
+        # Other random moves may succeed where these failed, so an iteration without success is not the end.
+        return 0.0 if self._idle >= self.patience else max(before - self.energy, 1.0)
 
-    def marginals(self) -> Tensor:
-        return self.graph.one_hot(self._labels)
-
-    def labels(self) -> Tensor:
-        return self._labels
-
-    def offer(self, labels: Tensor) -> None:
-        """Go on from a labelling if it is the best so far."""
-        energy = self._soft.energy(labels).item()
-        if energy < self._energy:
-            self._labels, self._energy = labels.clone(), energy
-
-    def _sources(self) -> Iterator[Callable[[], Tensor]]:
-        graph, seed = self.graph, self._seed
-        yield lambda: self._run(DualAscent(graph, seed))
-        yield lambda: self._run(BeliefPropagation(graph, seed, mode="max", damping=0.5))
+    def _labellings(self, seed: int) -> Iterator[Tensor]:
+        """Yield the labellings to start from."""
+        graph = self.graph
+        yield self._run(DualAscent(graph, seed))
+        yield self._run(BeliefPropagation(graph, seed, mode="max", damping=0.5))
         for start in range(seed, seed + 10):
-            yield partial(self._descend, start)
-        yield lambda: self._run(SequentialMeanField(graph, seed, beta=Geometric(1.05, 1, 1000.0, 0.05)))
-        yield lambda: self._run(BeliefPropagation(graph, seed + 1, mode="max", damping=0.5, noise=0.1))
-        yield self._anywhere
+            yield self._run(ICM(graph, start))
+        yield self._run(SequentialMeanField(graph, seed, beta=Geometric(1.05, 1, 1000.0, 0.05)))
+        yield self._run(BeliefPropagation(graph, seed + 1, mode="max", damping=0.5, noise=0.1))
+        yield graph.random_labels(self.generator)
 
-    def _descend(self, seed: int) -> Tensor:
-        return self._run(ICM(self.graph, seed))
-
-    def _run(self, solver: Solver) -> Tensor:
-        """The labels that a solver ends with, in a part of the time."""
+    def _run(self, solver: FieldSolver) -> Tensor:
+        """Return the labels that a solver finds in a part of the time."""
         left = self.deadline - time.perf_counter()
-        return solver.run(self.warm_up, seconds=max(0.0, SHARE * left)).labels
+        return solver.run(self.warm_up, seconds=max(0.0, TIME_PER_START * left)).labels
 
-    def _anywhere(self) -> Tensor:
-        draw = torch.rand(len(self.graph), generator=self.generator, device=self.graph.device)
-        return (draw * self.graph.cardinalities).long().clamp_(max=self.graph.cardinalities - 1)
-
-    def _walk(self, heat: float, moves: int) -> None:
-        """Moves of trees, from the best labelling."""
+    def _walk(self, noise: float, moves: int) -> None:
+        """Move trees, from the best labelling."""
         from mrfquant.kernels import tree_moves
 
         field, labels = self._arrays.layout, self._labels.cpu().numpy().copy()
         best = labels.copy()
-        scale = heat * self._price() if heat else 0.0
+        scale = noise * self._label_cost() if noise else 0.0
         began = time.perf_counter()
-        ends = min(self.deadline, began + SHARE * (self.deadline - began))
-        left = max(1, moves)
+        ends = min(self.deadline, began + TIME_PER_START * (self.deadline - began))
+        left, part = max(1, moves), max(1, moves // 5)
         while left and (left >= moves or time.perf_counter() < ends):
-            part = max(1, moves // 5)
-            tree_moves.walk(
-                field, self._arrays.unary, labels, self._state, part, len(labels), scale * left / self.moves, best
-            )
+            heat = scale * left / self.moves
+            tree_moves.walk(field, self._arrays.unary, labels, self._state, part, len(labels), heat, best)
             left = max(0, left - part)
             self.work += part * self._entries
         self.offer(self._arrays.labelling(best))
 
-    def _price(self) -> float:
-        """What a wrong label costs: the median over the variables of the mean over labels, above the least."""
+    def _label_cost(self) -> float:
+        """Return the cost of a wrong label: the median over the variables of the mean over labels, above the least."""
         fields = self._soft.fields(self.marginals())
         costs = [c.planes(fields).amax(0) - c.planes(fields).mean(0) for c in self.graph.by_cardinality]
         return torch.cat(costs).median().item()
 
     def _sweep(self) -> None:
-        """Moves of blocks, drawn anew until they cover the graph."""
-        before = self._energy
+        """Move random blocks until they have covered the graph."""
+        before = self.energy
         left = set(self._neighbours)
         while left and not self.out_of_time:
             block = self._grow(self._random.choice(sorted(left)))
             left -= set(self._improve(block))
-        if self._energy == before:
+        if self.energy == before:
             self.size = min(2 * self.size, len(self.graph))
 
     def _grow(self, first: int) -> list[int]:
-        """Up to `size` variables around the first, neighbours in random order."""
+        """Return up to `size` variables around the first, neighbours in random order."""
         block: list[int] = []
         seen, edge = {first}, [first]
         while edge and len(block) < self.size:
@@ -179,7 +151,7 @@ class LocalSearch(Solver):
         return block
 
     def _improve(self, block: list[int]) -> list[int]:
-        """Set a block to its best labels given the others; returns the part of it that was not too wide."""
+        """Set a block to its best labels given the others; return the part of it that was not too wide."""
         while True:
             inside = set(block)
             fixed = {v: label for v, label in enumerate(self._labels.tolist()) if v not in inside}
@@ -192,5 +164,5 @@ class LocalSearch(Solver):
                 block = block[: 3 * len(block) // 4]
         labels = self._labels.clone()
         labels[kept] = found
-        self.offer(labels)  # rounding could make it worse
+        self.offer(labels)
         return block

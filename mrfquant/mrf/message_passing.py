@@ -20,33 +20,33 @@ from torch import Tensor
 
 from mrfquant.config.settings import Check, Damping, NonNegative, configurable
 from mrfquant.mrf.factor_graph import FactorGraph
-from mrfquant.mrf.groups import Group
+from mrfquant.mrf.groups import Group, along
 from mrfquant.mrf.pruning import possible_labels
-from mrfquant.mrf.solver import Direction, Solver
+from mrfquant.mrf.solver import Direction, FieldSolver
 
-# Messages are 0 at their largest. Those of labels that constraints rule out may fall for ever: below this, a change is
-# none that a marginal shows.
-FAR = -50.0
-PART = 2**20  # table entries of factors that are updated together
-SMALLEST = 1e-300  # a probability that a warm start takes over
+# Messages are 0 at their largest. Those of labels that constraints rule out may fall for ever: changes below this value
+# do not matter to any marginal.
+MIN_LOG_MESSAGE = -50.0
+ENTRIES_PER_PART = 2**20  # table entries of factors that are updated together
+MIN_START_PROBABILITY = 1e-300
 
 Share = Annotated[float, Check(lambda v: 0 < v <= 1, "a number above 0 and up to 1")]
 
 
 @configurable(supplied=["graph", "seed", "start"])
-class BeliefPropagation(Solver):
+class BeliefPropagation(FieldSolver):
     """Loopy belief propagation; exact on trees.
 
-    Labels that hard constraints make impossible are found first and have probability 0 exactly; between the others all
-    messages are finite.
+    Labels that hard constraints make impossible are found first and have probability 0 exactly; messages between the
+    others are finite.
 
     Args:
-        mode: 'sum' for marginals and the Bethe estimate of log Z, 'max' for the likeliest labelling.
-        damping: the share of the old message that stays.
+        mode: 'sum' for marginals and the Bethe estimate of log Z, 'max' for the most probable labelling.
+        damping: the fraction of the old message that stays.
         schedule: 'parallel' updates every message in each iteration, 'residual' only those that would change most,
             which converges on more graphs.
-        share: of the messages that the residual schedule updates.
-        noise: standard deviation of the messages at the start; breaks ties, and makes restarts differ.
+        share: fraction of the messages that the residual schedule updates.
+        noise: standard deviation of the initial messages; breaks ties, and makes restarts differ.
     """
 
     direction: ClassVar[Direction | None] = "estimate"
@@ -70,19 +70,18 @@ class BeliefPropagation(Solver):
         possible = possible_labels(graph)
         self._unary = graph.unary().masked_fill(~possible, -math.inf)
         everything = bool(possible.all())
-        self._out = [
-            [None if everything else ~group.gather(possible, axis) for axis in range(len(group.index))]
-            for group in self._groups
-        ]
         self._set_weights()
-        self._messages = [
-            [_without(self._draw(index, noise), out, 0.0) for index, out in zip(group.index, outs, strict=True)]
-            for group, outs in zip(self._groups, self._out, strict=True)
-        ]
+        self._out: list[list[Tensor | None]] = []  # for each group and axis, which labels are impossible
+        self._messages: list[list[Tensor]] = []
+        for group in self._groups:
+            outs = [None if everything else ~group.gather(possible, axis) for axis in range(len(group.index))]
+            drawn = [graph.draw(index.shape, self.generator).mul_(noise) for index in group.index]
+            self._out.append(outs)
+            self._messages.append([_without(message, out, 0.0) for message, out in zip(drawn, outs, strict=True)])
         if start is None:
             self._beliefs = self._sum_messages()
         else:
-            self._beliefs = start.clamp(min=SMALLEST).log().masked_fill(~possible, -math.inf)
+            self._beliefs = start.clamp(min=MIN_START_PROBABILITY).log().masked_fill(~possible, -math.inf)
 
     def step(self) -> float:
         updates = []
@@ -91,8 +90,8 @@ class BeliefPropagation(Solver):
                 return math.inf
             updates.append(self._updates(g))
         residuals = [
-            [self._change(new, old) for new, old in zip(updates[g], self._messages[g], strict=True)]
-            for g in range(len(self._groups))
+            [self._change(new, old) for new, old in zip(news, olds, strict=True)]
+            for news, olds in zip(updates, self._messages, strict=True)
         ]
         largest = max((r.max().item() for rs in residuals for r in rs if r.numel()), default=0.0)
         threshold = self._threshold(residuals) if self.schedule == "residual" else 0.0
@@ -111,21 +110,9 @@ class BeliefPropagation(Solver):
         return self.graph.softmax(self._beliefs)
 
     def log_z(self) -> float | None:
+        """Return the Bethe free energy with the sign changed: what belief propagation maximises."""
         if self.mode == "max":
             return None
-        return self._bethe()
-
-    def factor_marginals(self) -> list[Tensor]:
-        joints = iter(
-            self._joint(g, group.tables, self._incoming(g)).flatten(0, -2).softmax(0).view(group.tables.shape)
-            for g, group in enumerate(self._groups)
-        )
-        couplings = iter([torch.cat([next(joints) for _ in parts], -1) for parts in self._parts])
-        u = self.marginals()
-        return [group.gather(u, 0) if len(group.index) == 1 else next(couplings) for group in self.graph.groups]
-
-    def _bethe(self) -> float:
-        """The value at the present messages of what belief propagation maximises."""
         u = self.marginals()
         counts = torch.ones_like(u)  # 1 - sum of w, for every (variable, label)
         total = _mean(u, self._unary) + self.graph.constant
@@ -139,9 +126,17 @@ class BeliefPropagation(Solver):
             total = total + (self._w[g] * (top - _mean((joint - top).exp(), weight, 0))).sum()
         return (total + (counts * torch.special.entr(u)).sum()).item()
 
+    def factor_marginals(self) -> list[Tensor]:
+        joints = iter(
+            self._joint(g, group.tables, self._incoming(g)).flatten(0, -2).softmax(0).view(group.tables.shape)
+            for g, group in enumerate(self._groups)
+        )
+        couplings = iter([torch.cat([next(joints) for _ in parts], -1) for parts in self._parts])
+        u = self.marginals()
+        return [group.gather(u, 0) if len(group.index) == 1 else next(couplings) for group in self.graph.groups]
+
     def _set_weights(self) -> None:
-        one = self._unary.new_ones(())
-        self._w: list[Tensor] = [one for _ in self._groups]  # w_a: a number, or (F,)
+        self._w: list[Tensor] = [self._unary.new_ones(())] * len(self._groups)  # w_a: a number, or (F,)
 
     def _sum_messages(self) -> Tensor:
         beliefs = self._unary.clone()
@@ -151,15 +146,15 @@ class BeliefPropagation(Solver):
         return beliefs
 
     def _incoming(self, g: int) -> list[Tensor]:
-        """What the variables of each axis tell the factors, each (c_axis, F)."""
+        """Return the messages from the variables of each axis to the factors, (c_axis, F) each."""
         group = self._groups[g]
         return [group.gather(self._beliefs, axis).sub_(message) for axis, message in enumerate(self._messages[g])]
 
     def _joint(self, g: int, tables: Tensor, incoming: list[Tensor], axes: list[int] | None = None) -> Tensor:
-        """log μ_a, of the messages of some axes."""
+        """Return log μ_a from the messages of some axes, by default all."""
         joint = tables if self._w[g].dim() == 0 else tables / self._w[g]
         for axis in range(len(incoming)) if axes is None else axes:
-            joint = joint + _along(incoming[axis], axis, tables.dim())
+            joint = joint + along(incoming[axis], axis, tables.dim())
         return joint
 
     def _updates(self, g: int) -> list[Tensor]:
@@ -177,52 +172,37 @@ class BeliefPropagation(Solver):
         return updates
 
     def _binary(self, g: int, other: int, message: Tensor) -> Tensor:
-        """The update of pairs of two labels: fewer passes over memory."""
+        """Return the update of pairs of two labels, with fewer passes over memory."""
         tables = self._groups[g].tables
         tables = tables if self._w[g].dim() == 0 else tables / self._w[g]
         zero, one = (tables.select(other, label) + message[label] for label in range(2))
         return torch.logaddexp(zero, one) if self.mode == "sum" else torch.maximum(zero, one)
 
     def _change(self, new: Tensor, old: Tensor) -> Tensor:
-        """How far each message moved: (F,), or the farthest where that is enough."""
+        """Return how far each message moved, (F,), or the largest of it for the parallel schedule."""
         if self._hard:
-            new, old = new.clamp(min=FAR), old.clamp(min=FAR)
+            new, old = new.clamp(min=MIN_LOG_MESSAGE), old.clamp(min=MIN_LOG_MESSAGE)
         return torch.linalg.vector_norm(new - old, math.inf, 0 if self.schedule == "residual" else None)
 
     def _threshold(self, residuals: list[list[Tensor]]) -> float:
-        if not residuals:
-            return 0.0
-        every = torch.cat([r for rs in residuals for r in rs])
-        count = max(1, round(self.share * len(every)))
-        return every.topk(count).values[-1].item() if len(every) else 0.0
-
-    def _draw(self, index: Tensor, noise: float) -> Tensor:
-        drawn = torch.randn(index.shape, generator=self.generator, dtype=self.graph.dtype, device=self.graph.device)
-        return drawn.mul_(noise)
+        """Return the residual above which messages are updated."""
+        every = torch.cat([self._unary.new_zeros(0), *(r for rs in residuals for r in rs)])
+        return every.topk(max(1, round(self.share * len(every)))).values[-1].item() if len(every) else 0.0
 
 
 def _split(group: Group) -> Iterator[Group]:
-    """A group in parts that fit into a cache, and between which the clock is looked at."""
-    size = max(1, PART // math.prod(group.shape))
+    """Yield a group in parts that fit into a cache; the clock is checked between them."""
+    size = max(1, ENTRIES_PER_PART // math.prod(group.shape))
     for begin in range(0, len(group), size):
-        part = slice(begin, begin + size)
-        index = tuple(places[:, part].contiguous() for places in group.index)
-        yield Group(group.scopes[part], group.tables[..., part], index, group.hard)
-
-
-def _along(message: Tensor, axis: int, dims: int) -> Tensor:
-    """A message (c_axis, F) in the shape of a group's tables, to be broadcast."""
-    shape = [1] * dims
-    shape[axis], shape[-1] = message.shape
-    return message.view(shape)
+        yield group.part(slice(begin, begin + size))
 
 
 def _without(message: Tensor, out: Tensor | None, value: float) -> Tensor:
-    """A message with a value for impossible labels."""
+    """Set a message to a value at impossible labels."""
     return message if out is None else message.masked_fill_(out, value)
 
 
 def _mean(p: Tensor, values: Tensor, dim: int | None = None) -> Tensor:
-    """The sum of p times values, with 0 times -inf being 0."""
+    """Return the sum of p times values, with 0 times -inf being 0."""
     product = torch.where(p > 0, p * values, 0)
     return product.sum() if dim is None else product.sum(dim)

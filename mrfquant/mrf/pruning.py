@@ -1,8 +1,8 @@
-"""Labels that hard constraints leave no chance: found by propagation, and taken out of a graph.
+"""Find the labels that hard constraints rule out, by propagation, and remove them from a graph.
 
 A label of a variable is possible for a factor if the factor allows it together with possible labels of its other
-variables. What is not possible for some factor has probability 0; to drop it may make others impossible, until nothing
-changes (generalised arc consistency).
+variables. A label that is not possible for some factor has probability 0; without it others may become impossible,
+until nothing changes (generalised arc consistency).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from mrfquant.mrf.arrays import Arrays
-from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
+from mrfquant.mrf.factor_graph import FactorGraph, contradiction
 
 
 def possible_labels(graph: FactorGraph) -> Tensor:
-    """For every label of every variable, flat, whether propagation leaves it: bool."""
+    """Return for every label of every variable, flat, whether propagation leaves it: bool."""
     possible = ~torch.isneginf(graph.unary())
     if any(group.hard for group in graph.couplings):
         from mrfquant.kernels.branch import propagate
@@ -27,12 +27,12 @@ def possible_labels(graph: FactorGraph) -> Tensor:
         possible = arrays.flat(unary < np.inf) > 0
     for c in graph.by_cardinality:
         if not c.planes(possible).any(0).all():
-            raise Contradiction("the factors contradict each other: no labelling has a probability above 0")
+            raise contradiction()
     return possible
 
 
 def restrict(graph: FactorGraph, possible: Tensor) -> tuple[FactorGraph, Tensor]:
-    """The graph of the possible labels alone, and where in a flat vector of the old graph each of its places was."""
+    """Return the graph of the possible labels, and the places of its flat vectors in those of the old graph."""
     if possible.all():
         return graph, torch.arange(graph.size, device=graph.device)
     rows = [torch.tensor(row).nonzero()[:, 0] for row in graph.per_variable(possible.double())]
@@ -49,9 +49,7 @@ def restrict(graph: FactorGraph, possible: Tensor) -> tuple[FactorGraph, Tensor]
             for axis, v in enumerate(scope):
                 table = table.index_select(axis, rows[v].to(table.device))
             factors.append((scope, table))
-    small = FactorGraph(
-        [len(row) for row in rows], factors, groups, graph.constant, dtype=graph.dtype, device=graph.device
-    )
+    small = FactorGraph([len(row) for row in rows], factors, groups, graph.constant, graph.dtype, graph.device)
     places = torch.empty(small.size, dtype=torch.int64, device=graph.device)
     for c in small.by_cardinality:
         for v in c.variables.tolist():

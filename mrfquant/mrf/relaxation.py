@@ -15,7 +15,7 @@ from mrfquant.inference.base import InferenceRecipe, OptimizerRecipe
 from mrfquant.labelling import Labelling
 from mrfquant.mrf.energy import FactorGraphEnergy
 from mrfquant.mrf.factor_graph import FactorGraph
-from mrfquant.mrf.solver import Solver
+from mrfquant.mrf.solver import FieldSolver
 
 PENALTY = 1e3  # for what is forbidden: large, and not so large that a gradient step leads nowhere
 DESCENT = partial(torch.optim.SGD, lr=0.1)
@@ -23,7 +23,7 @@ LARGEST_LOG_U = 20.0  # the largest |log u| that a warm start takes over
 
 
 @configurable(supplied=["graph", "seed", "start"])
-class Relaxation(Solver):
+class Relaxation(FieldSolver):
     """An `Inference` of networks at work on a factor graph, whose expected energy takes the loss's place.
 
     Args:
@@ -51,7 +51,7 @@ class Relaxation(Solver):
             levels[name] = _levels(c.labels)
         with torch.random.fork_rng(devices=[graph.device] if graph.device.type == "cuda" else []):
             torch.manual_seed(seed)
-            energy = FactorGraphEnergy(graph.floored(PENALTY))
+            energy = FactorGraphEnergy(graph.without_hard_constraints(PENALTY))
             self.inference = inference(Labelling(model, levels), optimizer, energy=energy, form="planes")
         if start is not None:
             self._warm(start)

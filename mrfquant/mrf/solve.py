@@ -1,4 +1,4 @@
-"""From a field with evidence to an answer about every variable."""
+"""Solve a field with evidence: reduce it, run a solver on the rest, and return a result for all variables."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from torch import Tensor
 from mrfquant.config.settings import Count, NonNegative, Positive, Seed, configurable, makes
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
 from mrfquant.mrf.pruning import possible_labels, restrict
-from mrfquant.mrf.solver import Result, Row, Solver
+from mrfquant.mrf.solver import FieldSolver, Result, Row
 
-SolverRecipe = Annotated[Callable[..., Solver], makes(Solver, "a solver of fields, as @BeliefPropagation")]
+FieldSolverRecipe = Annotated[
+    Callable[..., FieldSolver], makes(FieldSolver, "a solver of fields, as @BeliefPropagation")
+]
 
-TRIED = 8  # iterations after which every loop of a solver has been used
+COMPILE_ITERATIONS = 8  # after which every loop of a solver has been used
 
 
 @configurable(supplied=["graph", "evidence", "seed", "on_row", "trace"])
 def solve(
     graph: FactorGraph,
-    solver: SolverRecipe,
+    solver: FieldSolverRecipe,
     evidence: Mapping[int, int] | None = None,
     iterations: Count = 1000,
     tolerance: NonNegative = 1e-6,
@@ -35,26 +37,25 @@ def solve(
     on_row: Callable[[Row], None] = lambda row: None,
     trace: bool = False,
 ) -> Result:
-    """Run a solver on the variables that are neither observed nor without a choice, from one or several starts.
+    """Run a solver on the variables that are not observed, from one or several starts.
 
-    Labels that hard constraints leave no chance are taken out before, so solvers do not see them.
+    Labels that hard constraints rule out are removed before.
 
     Args:
         graph: the field.
         solver: builds the solver from graph and seed.
         evidence: labels of observed variables.
-        iterations: of a run, at most.
+        iterations: the most iterations of a run.
         tolerance: a run has converged when its residual is at most this.
-        seconds: of a run, at most; solvers look at the clock inside their iterations, too.
-        restarts: runs, with seeds `seed`, `seed` + 1, ...
-        seed: of the first run.
+        seconds: time limit of a run; solvers check the clock inside their iterations, too.
+        restarts: number of runs, with seeds `seed`, `seed` + 1, ...
+        seed: seed of the first run.
         on_row: called with each row of a run's trace.
         trace: keep a row of every iteration, which may cost more than the iteration itself.
 
     Returns:
-        The answer for the whole graph. Of several runs it is the one with the best lower bound on log Z if the solver
-        gives one, else the one with the best labelling; the labelling is the best of all runs,
-        the bound on energies the best of all, the seconds are those of all.
+        The result for the whole graph: of the run with the best lower bound on log Z if the solver gives one, else of
+        the run with the best labelling; with the best labelling and bound of all runs, and the time of all.
     """
     if seconds is not None:
         _compile(solver)
@@ -85,21 +86,17 @@ def solve(
     )
 
 
-def _compile(solver: SolverRecipe) -> None:
-    """Use the loops of a solver once, on a small field: compiling them shall take none of the time of a large one."""
+def _compile(solver: FieldSolverRecipe) -> None:
+    """Run a solver on a small field, so that compiling its loops does not count for the time limit."""
     if solver(FactorGraph([2]), seed=0).compiled:
         random = torch.Generator().manual_seed(0)
         pairs = list(itertools.combinations(range(8), 2))  # so many that bounds prove nothing
         costs = torch.randn(len(pairs), 3, 3, dtype=torch.float64, generator=random)
-        solver(FactorGraph([3] * 8, list(zip(pairs, costs, strict=True))), seed=0).run(TRIED, -1.0)
+        solver(FactorGraph([3] * 8, list(zip(pairs, costs, strict=True))), seed=0).run(COMPILE_ITERATIONS, -1.0)
 
 
 class _Reduced:
-    """A graph without the variables and labels that leave no choice, and the way back from its answers.
-
-    Attributes:
-        graph: what is left.
-    """
+    """A graph without observed variables and impossible labels, in `graph`, and the way back to the whole graph."""
 
     def __init__(self, graph: FactorGraph, evidence: dict[int, int]) -> None:
         self.whole = graph
@@ -108,8 +105,7 @@ class _Reduced:
         rest, kept = graph.condition(self.fixed)
         _check_possible(rest, kept)
         possible = possible_labels(rest)
-        forced = _forced(rest, possible)
-        if forced:
+        if forced := _forced(rest, possible):
             names = kept.tolist()
             self.fixed |= {names[v]: label for v, label in forced.items()}
             rest, kept = graph.condition(self.fixed)
@@ -121,11 +117,11 @@ class _Reduced:
         self._places = self._open[places]
 
     def labels(self, labels: Tensor) -> Tensor:
-        """Of all variables, from those of the graph's."""
+        """Return the labels of all variables from those of `graph`."""
         return self.whole.argmax(self.marginals(self.graph.one_hot(labels)))
 
     def marginals(self, marginals: Tensor) -> Tensor:
-        """Of all variables, from those of the graph's."""
+        """Return the marginals of all variables from those of `graph`."""
         labels = torch.zeros_like(self.whole.cardinalities)
         for v, label in self.fixed.items():
             labels[v] = label
@@ -136,7 +132,7 @@ class _Reduced:
 
 
 def _forced(graph: FactorGraph, possible: Tensor) -> dict[int, int]:
-    """The variables with one possible label."""
+    """Return the variables with one possible label."""
     forced = {}
     for c in graph.by_cardinality:
         planes = c.planes(possible)
@@ -147,15 +143,13 @@ def _forced(graph: FactorGraph, possible: Tensor) -> dict[int, int]:
 
 
 def _nothing_left(graph: FactorGraph) -> Result:
-    """The answer where no variable has a choice."""
-    nothing = graph.cardinalities.clone()
-    return Result(
-        nothing, -graph.constant, graph.uniform(), graph.constant, "exact", "converged", 0, 0.0, [], -graph.constant
-    )
+    """Return the result of a graph without variables."""
+    labels, energy = graph.cardinalities.clone(), -graph.constant
+    return Result(labels, energy, graph.uniform(), graph.constant, "exact", "converged", 0, 0.0, [], energy)
 
 
 def _check_possible(graph: FactorGraph, names: Tensor) -> None:
-    """Raise if a variable has no label left; other contradictions are for the exact solvers to find."""
+    """Raise if the unary factors leave a variable no label; other contradictions are found later."""
     unary = graph.unary()
     for c in graph.by_cardinality:
         without = torch.isneginf(c.planes(unary)).all(0)

@@ -1,4 +1,4 @@
-"""The interface of a solver on a factor graph, and the loop that runs one."""
+"""The base classes of solvers of factor graphs, and the loop that runs one."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ import torch
 from torch import Tensor
 
 from mrfquant.mrf.factor_graph import FactorGraph
+from mrfquant.mrf.groups import along
 
-PROVED = 1e-9  # a gap that is rounding, as a share of the energy
-LOOKS = 1.5  # without a trace, labels are looked at in iterations that grow by this factor
+OPTIMALITY_TOLERANCE = 1e-9  # a gap that is floating-point error, as a fraction of the energy
+CHECK_GROWTH = 1.5  # without a trace, labels are read after 1, 2, 3, 5, 8, ... iterations
 
 Direction = Literal["exact", "lower bound", "upper bound", "estimate"]
 Reason = Literal["converged", "iterations", "time"]
 
 
 def proves(bound: float, energy: float) -> bool:
-    """Whether a lower bound on all energies says that this one is the least."""
-    return math.isfinite(energy) and energy - bound <= PROVED * max(1.0, abs(energy))
+    """Return whether a lower bound on all energies shows that this one is the least."""
+    return math.isfinite(energy) and energy - bound <= OPTIMALITY_TOLERANCE * max(1.0, abs(energy))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One iteration: what moved, the free energy -log Z as the solver sees it, the energy of its labelling, the least
-    so far, and a bound below which no energy is."""
+    """One iteration: its residual, the free energy -log Z, the energy of the labelling, the least so far, the time, and
+    a lower bound on all energies."""
 
     iteration: int
     residual: float
@@ -42,20 +43,20 @@ class Row:
 
 @dataclass
 class Result:
-    """What a run found.
+    """The result of a run.
 
     Attributes:
         labels: (n,) the labelling of least energy that was seen.
         energy: its energy, inf if it is forbidden.
-        marginals: flat, at the end.
+        marginals: flat marginals at the end.
         log_z: the logarithm of the partition function, None if the solver has none.
-        direction: what `log_z` is worth: exact, a lower or an upper bound, an estimate.
-        reason: why it ended.
-        iterations: done.
-        seconds: taken.
-        trace: a row per iteration if asked for, else a few.
-        bound: no labelling has a lower energy; -inf if the solver knows nothing.
-        factor_marginals: as the tables of the graph's groups, if asked for.
+        direction: what `log_z` is: exact, a lower or an upper bound, an estimate.
+        reason: why the run ended.
+        iterations: number of iterations.
+        seconds: time taken.
+        trace: a row per iteration if requested, else some of them.
+        bound: a lower bound on the energy of any labelling; -inf if the solver has none.
+        factor_marginals: marginals in the shape of the tables of `graph.groups`, if requested.
     """
 
     labels: Tensor
@@ -72,7 +73,7 @@ class Result:
 
     @property
     def gap(self) -> float:
-        """How far the labelling may be from the best: inf if nothing is known."""
+        """The energy above the bound; inf without a bound."""
         return max(0.0, self.energy - self.bound) if math.isfinite(self.energy) else math.inf
 
     @property
@@ -81,19 +82,19 @@ class Result:
         return proves(self.bound, self.energy)
 
 
-class Solver(ABC):
-    """One method at work on one graph.
+class FieldSolver(ABC):
+    """Base class of solvers: one method on one graph.
 
-    A subclass sets up its state in `__init__`, moves in `step`, and reads off its state what the other methods give.
+    A subclass initialises its state in `__init__`, changes it in `step`, and reads it in the other methods.
 
     Args:
         graph: the field.
-        seed: of whatever the method draws.
-        start: flat marginals to begin from (a warm start).
+        seed: seed of all random choices.
+        start: flat marginals to start from (a warm start).
     """
 
     direction: ClassVar[Direction | None] = None  # what `log_z` is
-    compiled: ClassVar[bool] = False  # whether it has loops that numba compiles when they are first used
+    compiled: ClassVar[bool] = False  # whether numba compiles loops at their first use
 
     def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None) -> None:
         self.graph, self.start = graph, start
@@ -102,47 +103,45 @@ class Solver(ABC):
 
     @abstractmethod
     def step(self) -> float:
-        """One iteration; returns the residual, by how much the state moved: 0 at a fixed point.
+        """Do one iteration; return the residual, how far the state moved: 0 at a fixed point.
 
-        One that may take seconds looks at `out_of_time` on its way and ends early, with a state that is worth reading.
+        An iteration that may take seconds checks `out_of_time` and ends early, with a state that can be read.
         """
 
     @abstractmethod
     def marginals(self) -> Tensor:
-        """The present belief about every variable, flat."""
+        """Return the present marginals of every variable, flat."""
 
     def labels(self) -> Tensor:
-        """The labelling that the present state stands for: int64 (n,)."""
+        """Return the present labelling: int64 (n,)."""
         return self.graph.argmax(self.marginals())
 
     def log_z(self) -> float | None:
-        """The logarithm of the partition function as far as the method knows it."""
+        """Return the logarithm of the partition function, exact or as `direction` says; None without one."""
         return None
 
     def bound(self) -> float:
-        """An energy below which no labelling is."""
+        """Return a lower bound on the energy of any labelling."""
         return -math.inf
 
     @property
     def out_of_time(self) -> bool:
-        """Whether the time of the present run is used up."""
+        """Whether the time limit of the present run has passed."""
         return time.perf_counter() > self.deadline
 
     def factor_marginals(self) -> list[Tensor]:
-        """The present belief about the labels of each factor, as the tables of `graph.groups`: here, independent."""
+        """Return the marginals of the factors, shaped as the tables of `graph.groups`; here products of `marginals`."""
         u = self.marginals()
         found = []
         for group in self.graph.groups:
             joint = u.new_ones(()).expand(group.tables.shape)
-            for axis, index in enumerate(group.index):
-                shape = [1] * joint.dim()
-                shape[axis], shape[-1] = index.shape
-                joint = joint * group.gather(u, axis).view(shape)
+            for axis in range(len(group.index)):
+                joint = joint * along(group.gather(u, axis), axis, joint.dim())
             found.append(joint)
         return found
 
     def _log_z(self, best: float) -> float | None:
-        """`log_z`; one labelling alone gives a lower bound, too."""
+        """Return `log_z`; a lower bound is at least the score of the best labelling."""
         value = self.log_z()
         return max(value, -best) if value is not None and self.direction == "lower bound" else value
 
@@ -156,14 +155,14 @@ class Solver(ABC):
         trace: bool = False,
         factors: bool = False,
     ) -> Result:
-        """Step until the residual is at most `tolerance`, or iterations or time are used up.
+        """Step until the residual is at most `tolerance`, or a limit is reached.
 
         Args:
-            iterations: at most so many.
+            iterations: the most iterations.
             tolerance: the residual at which it has converged.
-            seconds: at most so long.
+            seconds: the time limit.
             on_row: called with each row of the trace.
-            trace: keep a row per iteration, and with it the best labelling on the way; else of few iterations.
+            trace: keep a row of, and read the labels after, every iteration instead of some.
             factors: add the marginals of the factors to the result.
         """
         started = time.perf_counter()
@@ -178,7 +177,7 @@ class Solver(ABC):
             elapsed = time.perf_counter() - started
             reason = "converged" if residual <= tolerance else "time" if elapsed > seconds else "iterations"
             if trace or reason != "iterations" or done in (look, iterations):
-                look = math.ceil(LOOKS * look)
+                look = math.ceil(CHECK_GROWTH * look)
                 found = self.labels()
                 energy = self.graph.energy(found).item()
                 if energy < best:
@@ -192,3 +191,43 @@ class Solver(ABC):
         elapsed = time.perf_counter() - started
         shares = self.factor_marginals() if factors else None
         return Result(labels, best, self.marginals(), value, self.direction, reason, done, elapsed, rows, bound, shares)
+
+
+class LabellingSolver(FieldSolver):
+    """Base class of solvers whose state is the best labelling so far, its energy, and a bound on all energies.
+
+    Args:
+        soft: the graph that energies are computed on; by default `graph`.
+    """
+
+    compiled = True
+
+    def __init__(
+        self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, soft: FactorGraph | None = None
+    ) -> None:
+        super().__init__(graph, seed, start)
+        self._soft = soft or graph
+        self._labels = graph.argmax(graph.unary() if start is None else start)
+        self.energy, self._bound = self._soft.energy(self._labels).item(), -math.inf
+
+    def marginals(self) -> Tensor:
+        return self.graph.one_hot(self._labels)
+
+    def labels(self) -> Tensor:
+        return self._labels
+
+    def bound(self) -> float:
+        return self._bound
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the bound proves the labelling."""
+        return proves(self.bound(), self.energy)
+
+    def offer(self, labels: Tensor) -> bool:
+        """Keep a labelling if it is the best so far; return whether it is."""
+        energy = self._soft.energy(labels).item()
+        better = energy < self.energy
+        if better:
+            self._labels, self.energy = labels.clone(), energy
+        return better

@@ -1,13 +1,13 @@
 """Tree-reweighted belief propagation: belief propagation with weights that make it convex, and bound log Z.
 
-The variables are put in an order. Every factor has a weight w_a such that no variable i has more than 1 in all factors
-in which it is not the last; what is left of the 1 is w_i. A chain of conditional entropies then says that the entropy
-counted here is at least the true one. And with U_i the terms of the score that remain for a variable when each factor
-is written as a product of conditional distributions, the first given the later ones,
+The variables are ordered. Every factor has a weight w_a such that the weights of the factors in which a variable is not
+the last sum to at most 1; the rest of the 1 is w_i. By a chain of conditional entropies, the entropy counted here is at
+least the true one. And with U_i the terms of the score that remain for a variable when each factor is written as a
+product of conditional distributions, the first given the later ones,
 
     log Z  <=  sum_i w_i log sum_{x_i} exp(U_i / w_i)
 
-by Hölder's inequality, whatever the messages are; at the fixed point it is what the messages maximise.
+by Hölder's inequality, for any messages; at the fixed point it is what the messages maximise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import Group
 from mrfquant.mrf.message_passing import BeliefPropagation
 
-ROUNDING = 1e-9  # a weight that is 0
+ZERO_WEIGHT = 1e-9  # a smaller weight is a floating-point error
 
 
 @configurable(supplied=["graph", "seed", "start"])
@@ -44,11 +44,7 @@ class TreeReweighted(BeliefPropagation):
         self._best = math.inf
 
     def log_z(self) -> float:
-        """The lowest bound so far."""
-        self._best = min(self._best, self._upper())
-        return self._best
-
-    def _upper(self) -> float:
+        """Return the lowest bound so far."""
         beliefs, rest = self._beliefs, torch.ones_like(self._beliefs)  # rest: w_i, for every (variable, label)
         left = torch.where(torch.isneginf(beliefs), 0, beliefs)
         terms = left.clone()
@@ -67,16 +63,18 @@ class TreeReweighted(BeliefPropagation):
         total = self.graph.constant
         for c in self.graph.by_cardinality:
             weight, planes = c.planes(rest)[0], c.planes(terms)
-            top = planes.amax(0)
-            safe = weight.clamp(min=ROUNDING)
-            total += (top + torch.where(weight > ROUNDING, safe * ((planes - top) / safe).logsumexp(0), 0)).sum().item()
-        return total
+            top, safe = planes.amax(0), weight.clamp(min=ZERO_WEIGHT)
+            soft = torch.where(weight > ZERO_WEIGHT, safe * ((planes - top) / safe).logsumexp(0), 0)
+            total += (top + soft).sum().item()
+        self._best = min(self._best, total)
+        return self._best
 
     def _set_weights(self) -> None:
         rank = _order(self.graph, self._groups)
         self._last = [rank[group.scopes].argmax(1) for group in self._groups]
         count = torch.zeros(len(self.graph), dtype=self.graph.dtype, device=self.graph.device)
-        inside = [self._axes(group) != last[:, None] for group, last in zip(self._groups, self._last, strict=True)]
+        inside = [torch.arange(group.scopes.shape[1], device=rank.device) for group in self._groups]
+        inside = [axes != last[:, None] for axes, last in zip(inside, self._last, strict=True)]
         for group, first in zip(self._groups, inside, strict=True):
             count.index_add_(0, group.scopes.reshape(-1), first.reshape(-1).to(count.dtype))
         self._w = [
@@ -84,12 +82,9 @@ class TreeReweighted(BeliefPropagation):
             for group, first in zip(self._groups, inside, strict=True)
         ]
 
-    def _axes(self, group: Group) -> Tensor:
-        return torch.arange(len(group.index), device=self.graph.device)[None]
-
 
 def _order(graph: FactorGraph, groups: list[Group]) -> Tensor:
-    """A rank of the variables: next is the one that is in the fewest factors with another variable left."""
+    """Rank the variables: next is the one that is in the fewest factors with another variable left."""
     near: list[list[int]] = [[] for _ in range(len(graph))]
     scopes = [scope for group in groups for scope in group.scopes.tolist()]
     for f, scope in enumerate(scopes):

@@ -1,7 +1,7 @@
 """Files of the UAI inference competitions: models, evidence, and the results MAR, MAP and PR.
 
-The format is a sequence of words; how they are broken into lines means nothing. A file is never trusted: what its
-counts announce is compared with the words that are there before anything of that size is made.
+The format is a sequence of words; line breaks mean nothing. Files are not trusted: counts are compared with the number
+of words before anything of that size is allocated.
 """
 
 from __future__ import annotations
@@ -22,20 +22,16 @@ from mrfquant.storage.files import write_text
 
 Parsed = TypeVar("Parsed")
 
-LARGEST_LOG = 700.0  # exp of it, and of its negative, is a normal float64: no digit is lost
-MOST_CONSTANTS = 10**6  # constant factors in a file that is written
-MOST_VARIABLES = 60  # in one factor: tensors have at most 64 axes
-MOST_FREE, PER_WORD = 2**22, 64  # labels of all variables: so many, or so many for each word of the file
-MOST_LABELS = 2**16  # of a variable; more in a file that is long enough to have a table of them
+MAX_LOG = 700.0  # exp of it, and of its negative, is a normal float64
+MAX_CONSTANTS = 10**6  # constant factors in a file that is written
+MAX_ARITY = 60  # variables of a factor: tensors have at most 64 axes
+MAX_TOTAL_LABELS, LABELS_PER_WORD = 2**22, 64  # of all variables: so many, or so many for each word of the file
+MAX_LABELS = 2**16  # of a variable; more in a file that is long enough to have a table of them
 
 
 def read_model(path: PathLike, dtype: torch.dtype = torch.float64) -> FactorGraph:
-    """The factor graph of a MARKOV or BAYES file: the logarithms of its potentials, -inf for 0.
-
-    The conditional probabilities of a BAYES file are factors like any others.
-    """
-    words = Tokens(path)
-    words.header("MARKOV", "BAYES")
+    """Read the factor graph of a MARKOV or BAYES file, whose conditional probabilities are factors like any others."""
+    words = Tokens(path, "MARKOV", "BAYES")
     cardinalities = _cardinalities(words)
     scopes = _scopes(words, len(cardinalities))
     logs, starts = _logs(words, _sizes(words, scopes, cardinalities))
@@ -57,10 +53,9 @@ def read_model(path: PathLike, dtype: torch.dtype = torch.float64) -> FactorGrap
 
 
 def read_evidence(path: PathLike) -> dict[int, int]:
-    """The labels of the observed variables; an empty file means none.
+    """Read the labels of observed variables; an empty file has none.
 
-    Both forms are understood: the number of observations and the pairs, and the older one with a 1, the number of
-    samples, in front.
+    The number of observations and the pairs may follow a 1, the number of samples, as in older files.
     """
     words = Tokens(path)
     return _with_or_without_samples(words, _evidence) if words.left else {}
@@ -69,8 +64,8 @@ def read_evidence(path: PathLike) -> dict[int, int]:
 def write_model(path: PathLike, graph: FactorGraph) -> None:
     """Write a graph as a MARKOV file.
 
-    Potentials are written as they are where exp can hold them. The other tables are divided by a constant, and the
-    product of these constants and of the graph's own follows in constant factors, so no energy changes.
+    A table whose potentials overflow a float64 is divided by a constant; the product of these constants and the graph's
+    own is written as constant factors, so no energy changes.
     """
     scopes, tables, constant = [], [], graph.constant
     for group in graph.groups:
@@ -111,29 +106,29 @@ def write_pr(path: PathLike, log_z: float) -> None:
 
 
 def read_mar(path: PathLike) -> list[list[float]]:
-    """The marginals of every variable."""
-    return _with_or_without_samples(_result(path, "MAR"), _rows)
+    """Read the marginals of every variable."""
+    return _with_or_without_samples(Tokens(path, "MAR"), _rows)
 
 
 def read_map(path: PathLike) -> list[int]:
-    """The labelling of a MAP file; an older name of the header, MPE, is understood."""
-    return _with_or_without_samples(_result(path, "MAP", "MPE"), _labels)
+    """Read the labelling of a MAP file, whose header may be the older MPE."""
+    return _with_or_without_samples(Tokens(path, "MAP", "MPE"), _labels)
 
 
 def read_pr(path: PathLike) -> float:
-    """The natural logarithm of the partition function, as `write_pr` takes it."""
-    return _with_or_without_samples(_result(path, "PR"), _log_z)
+    """Read the natural logarithm of the partition function, as `write_pr` takes it."""
+    return _with_or_without_samples(Tokens(path, "PR"), _log_z)
 
 
 def _cardinalities(words: Tokens) -> np.ndarray:
     count = words.whole("the number of variables")
     cardinalities = np.array(words.wholes(count, "the cardinalities"), dtype=np.int64)
-    most = max(MOST_LABELS, len(words.words))
+    most = max(MAX_LABELS, len(words.words))
     wrong = np.flatnonzero((cardinalities < 1) | (cardinalities > most))
     if len(wrong):
         raise words.bad(f"gives variable {wrong[0]} {cardinalities[wrong[0]]} labels, expected 1 to {most}")
-    total, room = int(cardinalities.sum()), max(MOST_FREE, PER_WORD * len(words.words))
-    if total > room:  # solvers keep a number or two for each
+    total, room = int(cardinalities.sum()), max(MAX_TOTAL_LABELS, LABELS_PER_WORD * len(words.words))
+    if total > room:  # solvers store numbers for each
         raise words.bad(
             f"gives its variables {total:,} labels in all, expected at most {room:,} for a file of its size"
         )
@@ -141,12 +136,8 @@ def _cardinalities(words: Tokens) -> np.ndarray:
 
 
 def _scopes(words: Tokens, variables: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each arity k the numbers (F,) of its factors and their scopes (F, k)."""
-    count = words.whole("the number of factors")
-    if 3 * count > words.left:  # an arity, a number of entries and an entry for each
-        raise words.bad(
-            f"ends early: {count} factors should follow (words expected: at least {3 * count}, left: {words.left})"
-        )
+    """Return for each arity k the numbers (F,) of its factors and their scopes (F, k)."""
+    count = words.count("the number of factors", "factors", 3)  # an arity, a number of entries and an entry for each
     begun, places = words.at, []
     for f in range(count):  # arity after arity, passing over the variables
         places.append(words.at - begun)
@@ -158,8 +149,8 @@ def _scopes(words: Tokens, variables: int) -> list[tuple[np.ndarray, np.ndarray]
     scopes = []
     for arity in np.unique(listed[place]).tolist():
         numbers = np.flatnonzero(listed[place] == arity)
-        if arity > MOST_VARIABLES:
-            raise words.bad(f"gives factor {numbers[0]} {arity} variables, expected at most {MOST_VARIABLES}")
+        if arity > MAX_ARITY:
+            raise words.bad(f"gives factor {numbers[0]} {arity} variables, expected at most {MAX_ARITY}")
         scope = listed[place[numbers][:, None] + 1 + np.arange(arity)]
         _check_scopes(words, numbers, scope, variables)
         scopes.append((numbers, scope))
@@ -167,20 +158,17 @@ def _scopes(words: Tokens, variables: int) -> list[tuple[np.ndarray, np.ndarray]
 
 
 def _check_scopes(words: Tokens, numbers: np.ndarray, scope: np.ndarray, variables: int) -> None:
-    """Refuse variables that are not there or twice in a factor."""
-    outside = np.flatnonzero((scope >= variables).any(1))
-    if len(outside):
-        f, given = numbers[outside[0]], scope[outside[0]].tolist()
-        raise words.bad(f"has factor {f} over variables {given}, expected numbers below {variables}")
-    ordered = np.sort(scope, 1)
-    twice = np.flatnonzero((ordered[:, 1:] == ordered[:, :-1]).any(1))
-    if len(twice):
-        f, given = numbers[twice[0]], scope[twice[0]].tolist()
-        raise words.bad(f"has factor {f} over variables {given}, expected each once")
+    """Refuse variables that do not exist or are twice in a factor."""
+    outside, ordered = (scope >= variables).any(1), np.sort(scope, 1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]).any(1)
+    for wrong, expected in ((outside, f"numbers below {variables}"), (twice, "each once")):
+        if wrong.any():
+            first = wrong.argmax()
+            raise words.bad(f"has factor {numbers[first]} over variables {scope[first].tolist()}, expected {expected}")
 
 
 def _sizes(words: Tokens, scopes: list[tuple[np.ndarray, np.ndarray]], cardinalities: np.ndarray) -> np.ndarray:
-    """The number of entries of each factor."""
+    """Return the number of entries of each factor."""
     sizes = np.zeros(sum(len(numbers) for numbers, _ in scopes))
     with np.errstate(over="ignore"):  # inf rather than a wrong whole number
         for numbers, scope in scopes:
@@ -195,7 +183,7 @@ def _sizes(words: Tokens, scopes: list[tuple[np.ndarray, np.ndarray]], cardinali
 
 
 def _logs(words: Tokens, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The logarithms of what follows the scopes, and where in it the entries of each table start."""
+    """Return the logarithms of the numbers that follow the scopes, and where the entries of each table start there."""
     used = words.words[words.at :]
     starts = np.cumsum(size + 1) - size  # the number of entries stands before them
     numbers = words.numbers(words.left, "the tables")
@@ -206,7 +194,7 @@ def _logs(words: Tokens, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check_sizes(words: Tokens, used: list[str], numbers: np.ndarray, size: np.ndarray, starts: np.ndarray) -> None:
-    """Refuse tables of other sizes than their scopes have, too few words and too many."""
+    """Refuse tables whose size does not fit their scope, and too few or too many words."""
     given = numbers[starts[starts <= len(numbers)] - 1]
     wrong = np.flatnonzero(given != size[: len(given)])
     if len(wrong):
@@ -222,7 +210,7 @@ def _check_sizes(words: Tokens, used: list[str], numbers: np.ndarray, size: np.n
 
 
 def _check_potentials(words: Tokens, used: list[str], numbers: np.ndarray, starts: np.ndarray) -> None:
-    """Refuse potentials below 0, infinite ones, and those that are 0 only because a float64 has no such number."""
+    """Refuse potentials that are negative, infinite, or too small for a float64."""
     wrong = np.flatnonzero(~((numbers >= 0) & (numbers < math.inf)))
     expected = "a finite number of at least 0"
     if not len(wrong):
@@ -234,32 +222,32 @@ def _check_potentials(words: Tokens, used: list[str], numbers: np.ndarray, start
 
 
 def _shift(path: PathLike, logs: Tensor, scopes: Tensor) -> Tensor:
-    """What to subtract from each table of logarithms (entries, F) before exp: 0 where exp can hold them all."""
+    """Return what to subtract from each table of logarithms (entries, F) before exp: 0 if exp does not overflow."""
     top = logs.amax(0)
     bottom = logs.where(~logs.isneginf(), top).amin(0)
-    wide = (top - bottom > 2 * LARGEST_LOG).nonzero()
+    wide = (top - bottom > 2 * MAX_LOG).nonzero()
     if len(wide):
         scope = scopes[wide[0, 0]].tolist()
         raise BadInput(
-            f"cannot write {path}: the log-potentials over variables {scope} are more than {2 * LARGEST_LOG:g} apart, "
+            f"cannot write {path}: the log-potentials over variables {scope} are more than {2 * MAX_LOG:g} apart, "
             "the smallest would become 0"
         )
-    return torch.where((top > LARGEST_LOG) | (bottom < -LARGEST_LOG), top / 2 + bottom / 2, 0)
+    return torch.where((top > MAX_LOG) | (bottom < -MAX_LOG), top / 2 + bottom / 2, 0)
 
 
 def _constants(path: PathLike, total: float) -> list[list[float]]:
-    """Tables of constant factors whose logarithms sum to `total`: as few as exp can hold."""
-    if not abs(total) <= MOST_CONSTANTS * LARGEST_LOG:
+    """Return tables of constant factors whose logarithms sum to `total`."""
+    if not abs(total) <= MAX_CONSTANTS * MAX_LOG:
         raise BadInput(
             f"cannot write {path}: the constant of the model is exp({total:g}), expected an exponent of at most "
-            f"{MOST_CONSTANTS * LARGEST_LOG:g}"
+            f"{MAX_CONSTANTS * MAX_LOG:g}"
         )
-    count = math.ceil(abs(total) / LARGEST_LOG)
+    count = math.ceil(abs(total) / MAX_LOG)
     return [[math.exp(total / count)] for _ in range(count)]
 
 
 def _with_or_without_samples(words: Tokens, parse: Callable[[Tokens], Parsed]) -> Parsed:
-    """What `parse` makes of the rest; if it cannot and a 1 comes first, the number of samples, of what follows it."""
+    """Parse the rest of a file; if that fails and a 1 comes first, the number of samples, parse what follows it."""
     start = words.at
     try:
         return _to_the_end(words, parse)
@@ -290,21 +278,14 @@ def _evidence(words: Tokens) -> dict[int, int]:
 
 
 def _rows(words: Tokens) -> list[list[float]]:
-    count = words.whole("the number of variables")
-    if 2 * count > words.left:
-        raise words.bad(
-            f"ends early: {count} variables should follow (words expected: at least {2 * count}, left: {words.left})"
-        )
-    return [_row(words, v) for v in range(count)]
-
-
-def _row(words: Tokens, variable: int) -> list[float]:
-    what = f"the marginals of variable {variable}"
-    labels = words.whole(f"the number of labels of variable {variable}")
-    row = words.numbers(labels, what)
-    if not labels or not ((row >= 0) & (row < math.inf)).all():
-        raise words.bad(f"has {shown(_line(row.tolist()))} for {what}, expected numbers of at least 0")
-    return row.tolist()
+    rows: list[list[float]] = []
+    for variable in range(words.count("the number of variables", "variables", 2)):
+        labels = words.whole(f"the number of labels of variable {variable}")
+        row = words.numbers(labels, what := f"the marginals of variable {variable}")
+        if not labels or not ((row >= 0) & (row < math.inf)).all():
+            raise words.bad(f"has {shown(_line(row.tolist()))} for {what}, expected numbers of at least 0")
+        rows.append(row.tolist())
+    return rows
 
 
 def _labels(words: Tokens) -> list[int]:
@@ -316,12 +297,6 @@ def _log_z(words: Tokens) -> float:
     if math.isnan(value) or value == math.inf:
         raise words.bad(f"has {value} for the logarithm of Z, expected a finite number or -inf")
     return value * math.log(10)
-
-
-def _result(path: PathLike, *headers: str) -> Tokens:
-    words = Tokens(path)
-    words.header(*headers)
-    return words
 
 
 def _line(values: Iterable[float]) -> str:

@@ -1,4 +1,4 @@
-"""The words of a file that is not trusted, taken one after the other; every mistake is told with its place."""
+"""The words of an untrusted file, taken one after the other; errors name their place."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 
 from mrfquant.errors import BadInput
 
-PIECE = 2**20  # bytes
-MOST_BYTES = 2**30  # of a file: its words take ten times as much memory
+CHUNK_BYTES = 2**20
+MAX_BYTES = 2**30  # of a file: its words take ten times as much memory
 PathLike = str | os.PathLike[str]
 
 
 class Tokens:
-    """The words of a file, taken one after the other."""
+    """The words of a file, of which the first may have to be one of some headers."""
 
-    def __init__(self, path: PathLike) -> None:
+    def __init__(self, path: PathLike, *headers: str) -> None:
         self.path, self.at = Path(path), 0
         try:
             with open(path, "rb") as file:
@@ -27,83 +27,89 @@ class Tokens:
         except OSError as error:
             raise BadInput(f"cannot read {path}: {error.strerror}; give a file of the UAI format") from None
         self.words = data.decode("ascii").split()
+        if headers and (word := self.take(1, "the header")[0]) not in headers:
+            raise self.bad(f"begins with {shown(word)}, expected {' or '.join(headers)}")
 
     def _read(self, file: BinaryIO) -> bytes:
-        """All of a file, piece by piece: it may be a device without an end, or something else than a text."""
+        """Read a file chunk by chunk: it may be a device without an end, or not a text."""
         pieces, size = [], 0
-        while piece := file.read(PIECE):
+        while piece := file.read(CHUNK_BYTES):
             odd = re.search(rb"[^A-Za-z0-9+.\s-]", piece)  # also "_", which Python's numbers may have
             if odd:
                 place = size + odd.start()
                 raise self.bad(f"has the byte {odd[0]!r} at {place}, expected a text of words and numbers only")
             pieces.append(piece)
             size += len(piece)
-            if size > MOST_BYTES:
-                raise self.bad(f"has more than {MOST_BYTES:,} bytes")
+            if size > MAX_BYTES:
+                raise self.bad(f"has more than {MAX_BYTES:,} bytes")
         return b"".join(pieces)
 
     @property
     def left(self) -> int:
-        """How many are still to be taken."""
+        """Number of words not taken yet."""
         return max(0, len(self.words) - self.at)
 
     def bad(self, what: str) -> BadInput:
-        """The error to raise: the file, and what is wrong with it."""
+        """Return an error that names the file."""
         return BadInput(f"{self.path} {what}")
 
     def take(self, count: int, what: str) -> list[str]:
-        """The next words."""
+        """Take the next words."""
         if count > self.left:
             raise self.bad(f"ends early: {what} should follow (words expected: {count}, left: {self.left})")
         self.at += count
         return self.words[self.at - count : self.at]
 
-    def header(self, *known: str) -> None:
-        """Take the first word, which says what the file is."""
-        (word,) = self.take(1, "the header")
-        if word not in known:
-            raise self.bad(f"begins with {shown(word)}, expected {' or '.join(known)}")
+    def count(self, what: str, things: str, words_each: int) -> int:
+        """Take the number of things, each of which needs so many of the words that follow, or more."""
+        count = self.whole(what)
+        least = words_each * count
+        if least > self.left:
+            raise self.bad(
+                f"ends early: {count} {things} should follow (words expected: at least {least}, left: {self.left})"
+            )
+        return count
 
     def whole(self, what: str) -> int:
-        """The next word as a whole number of at least 0."""
+        """Take the next word as a whole number of at least 0."""
         value = parsed(int, self.words[self.at], -1) if self.left else -1
         if not 0 <= value < 2**63:
-            return self.wholes(1, what)[0]  # says what is wrong
+            return self.wholes(1, what)[0]  # raises an error
         self.at += 1
         return value
 
     def wholes(self, count: int, what: str) -> list[int]:
-        """The next words as whole numbers of at least 0."""
+        """Take the next words as whole numbers of at least 0."""
         words = self.take(count, what)
         values = [parsed(int, word, -1) for word in words]
         if values and (min(values) < 0 or max(values) >= 2**63):
             wrong = next(i for i, value in enumerate(values) if not 0 <= value < 2**63)
-            raise self.wrong(wrong - count, what, "a whole number of at least 0 and below 2^63")
+            raise self._wrong(wrong - count, what, "a whole number of at least 0 and below 2^63")
         return values
 
     def numbers(self, count: int, what: str) -> np.ndarray:
-        """The next words as numbers, whatever their values."""
+        """Take the next words as numbers."""
         words = self.take(count, what)
         try:
             return np.fromiter(map(float, words), np.float64, count)
         except ValueError:
             wrong = next(i for i, word in enumerate(words) if parsed(float, word, None) is None)
-            raise self.wrong(wrong - count, what, "a number") from None
+            raise self._wrong(wrong - count, what, "a number") from None
 
-    def wrong(self, back: int, what: str, expected: str) -> BadInput:
-        """The error to raise for a word, given by its place seen from here."""
+    def _wrong(self, back: int, what: str, expected: str) -> BadInput:
+        """Return an error about a word, given by its place relative to the present one."""
         place = self.at + back
         return self.bad(f"has {shown(self.words[place])} in {what} (word {place + 1}), expected {expected}")
 
     def end(self) -> None:
-        """Refuse to leave anything unread."""
+        """Raise an error if any words are left."""
         if self.left:
             first = shown(self.words[self.at])
             raise self.bad(f"has {first} where its end was expected (words left: {self.left})")
 
 
 def parsed(kind: type, word: str, otherwise: Any) -> Any:
-    """A word as a number of that kind, or what to take where it is none."""
+    """Parse a word as a number of that kind; return `otherwise` if it is none."""
     try:
         return kind(word)
     except ValueError:
@@ -111,5 +117,5 @@ def parsed(kind: type, word: str, otherwise: Any) -> Any:
 
 
 def shown(word: str) -> str:
-    """A word for a message: what is not a word of this format may be long."""
+    """Return a word for a message, shortened if it is long."""
     return repr(word if len(word) <= 40 else word[:37] + "...")

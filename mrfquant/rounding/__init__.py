@@ -1,13 +1,12 @@
 """Rounding trained networks: the labels of a layer as a pairwise Markov random field."""
 
-from mrfquant.rounding.answers import LayerReport
-from mrfquant.rounding.call import RoundedNetwork, round_network, rounded
+from mrfquant.rounding.answers import LayerReport, RoundedNetwork
+from mrfquant.rounding.call import round_network
 from mrfquant.rounding.joint import Jointly
 from mrfquant.rounding.labels import Rounded
-from mrfquant.rounding.network import Rounding
+from mrfquant.rounding.network import SOLVERS, Rounding
 from mrfquant.rounding.problem import LayerProblem
-from mrfquant.rounding.solver_names import SOLVERS
-from mrfquant.rounding.solvers import RoundingSolver
+from mrfquant.rounding.solvers import LayerSolver
 
 __all__ = [
     "SOLVERS",
@@ -17,7 +16,6 @@ __all__ = [
     "Rounded",
     "RoundedNetwork",
     "Rounding",
-    "RoundingSolver",
+    "LayerSolver",
     "round_network",
-    "rounded",
 ]

@@ -1,12 +1,12 @@
-"""What rounding finds for each weight, kept in a folder so that an interrupted walk can go on."""
+"""The results of rounding, stored in a folder so that an interrupted call can go on."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,16 +18,18 @@ from torch.utils._pytree import tree_leaves
 
 from mrfquant.errors import BadInput
 from mrfquant.labelling import LevelSet
+from mrfquant.packing import PackedNetwork, pack_weights
 from mrfquant.storage.files import atomic
+from mrfquant.text import aligned
 
 
-class Found(NamedTuple):
-    """Of a rounded weight.
+class RoundedWeight(NamedTuple):
+    """Labels, scale and zero point of one weight.
 
     Attributes:
-        labels: in its shape.
-        scale: that multiplies the levels, in a shape that broadcasts with it.
-        zero: what is added then, in the scale's shape, or None.
+        labels: the labels, in the weight's shape.
+        scale: multiplies the levels, in a shape that broadcasts with the weight.
+        zero: is added to the scaled levels, in the scale's shape; None for nothing.
         run: how many neighbouring weights of a slice along the first dimension share a scale; None if all do.
     """
 
@@ -37,7 +39,7 @@ class Found(NamedTuple):
     run: int | None = None
 
     def values(self, levels: LevelSet) -> Tensor:
-        """The weights."""
+        """Return the weights."""
         values = self.scale.new_tensor(levels.values)[self.labels.long()] * self.scale
         return values if self.zero is None else values + self.zero
 
@@ -47,14 +49,14 @@ class LayerReport:
     """How a layer was rounded.
 
     Attributes:
-        name: of its weight.
-        rows: of its weight matrix.
+        name: name of its weight.
+        rows: rows of its weight matrix.
         n: columns of its weight matrix.
-        energy: half the mean squared distance of its outputs from those that the best real weights give.
-        relative: that over gptq's on the same layer.
-        changed: share of the labels that differ from gptq's.
-        seconds: taken by the solver.
-        bound: what the energy cannot fall below, whatever the labels, at its scales; None where it was not asked for.
+        energy: half the mean squared distance of its outputs from those of the best real weights.
+        relative: the energy over gptq's on the same layer.
+        changed: fraction of the labels that differ from gptq's.
+        seconds: time taken by the solver.
+        bound: lower bound on the energy of any labels at these scales; None unless requested.
     """
 
     name: str
@@ -67,12 +69,68 @@ class LayerReport:
     bound: float | None = None
 
 
+@dataclass
+class RoundedNetwork:
+    """A network whose weights were rounded.
+
+    Attributes:
+        model: the network, with rounded weights.
+        levels: the levels of every rounded weight, by name.
+        layers: how each layer was rounded, in the order of their use.
+        notes: weights that were not rounded, or had few inputs.
+        answers: labels, scales and zero points of every rounded weight.
+        seconds: time taken.
+    """
+
+    model: nn.Module
+    levels: Mapping[str, LevelSet]
+    layers: list[LayerReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    answers: Mapping[str, RoundedWeight] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def labels(self) -> dict[str, Tensor]:
+        """The labels of every rounded weight, in its shape."""
+        return {name: answer.labels for name, answer in self.answers.items()}
+
+    @property
+    def scales(self) -> dict[str, Tensor]:
+        """The scales that multiply the levels of each weight, in a shape that broadcasts with it."""
+        return {name: answer.scale for name, answer in self.answers.items()}
+
+    def __str__(self) -> str:
+        rows = [["layer", "rows x weights", "bits", "energy / gptq", "labels changed", "seconds"]]
+        for layer in self.layers:
+            bits, shape = self.levels[layer.name].bits, f"{layer.rows:,} x {layer.n:,}"
+            figures = [f"{layer.relative:.3f}", f"{layer.changed:.1%}", f"{layer.seconds:.1f}"]
+            rows.append([layer.name, shape, f"{bits}", *figures])
+        if any(layer.bound for layer in self.layers):
+            rows[0].append("above the optimum")
+            for row, layer in zip(rows[1:], self.layers, strict=True):
+                row.append(f"at most {layer.energy / layer.bound - 1:.0%}" if layer.bound else "")
+        return "\n".join([aligned(rows), *self.notes, f"{self.seconds:.1f} s"])
+
+    def pack(self) -> PackedNetwork:
+        """Return the network with its labels as bits."""
+        values = {name: levels.values for name, levels in self.levels.items()}
+        scales = {name: answer.scale.expand(answer.labels.shape) for name, answer in self.answers.items()}
+        runs = {name: answer.run for name, answer in self.answers.items() if answer.run}
+        given = {name: (answer.zero, answer.labels.shape) for name, answer in self.answers.items()}
+        zeros = {name: zero.expand(shape) for name, (zero, shape) in given.items() if zero is not None}
+        return pack_weights(self.model, values, scales, runs, zeros=zeros)
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write the packed network to a safetensors file, for `mq.load(path, model)`; return its size in bytes."""
+        return self.pack().write(path)
+
+
 class Journal:
-    """Answers in a folder, a file for each weight; without a folder nothing is kept.
+    """Results in a folder, a file for each weight; stores nothing without a folder.
 
     Args:
-        folder: is made if it is not there.
-        key: of the call that the answers belong to; a folder with another one is refused.
+        folder: the folder, created if it is missing.
+        key: identifies the call; a folder with another key is refused.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, key: str = "") -> None:
@@ -90,31 +148,27 @@ class Journal:
                 "another folder, or delete it"
             )
 
-    def read(self, name: str) -> tuple[Found, LayerReport, Tensor] | None:
-        """The answer for a weight, its report, and the state of the random numbers after it, if they are known."""
-        if self.folder is None or not (file := self._file(name)).exists():
+    def read(self, name: str) -> tuple[RoundedWeight, LayerReport, Tensor] | None:
+        """Return a weight's result, its report and the state of the generator after it; None if not stored."""
+        if self.folder is None or not (file := self.folder / f"{name}.safetensors").exists():
             return None
         with safe_open(file, framework="pt") as entry:
             tensors, facts = {key: entry.get_tensor(key) for key in entry.keys()}, entry.metadata()  # noqa: SIM118
-        answer = Found(tensors["labels"], tensors["scale"], tensors.get("zero"), json.loads(facts["run"]))
+        answer = RoundedWeight(tensors["labels"], tensors["scale"], tensors.get("zero"), json.loads(facts["run"]))
         return answer, LayerReport(**json.loads(facts["report"])), tensors["random"]
 
-    def write(self, name: str, answer: Found, report: LayerReport, state: Tensor) -> None:
-        """Keep an answer."""
+    def write(self, name: str, answer: RoundedWeight, report: LayerReport, state: Tensor) -> None:
+        """Store a result."""
         if self.folder is None:
             return
         parts = {"labels": answer.labels, "scale": answer.scale, "zero": answer.zero, "random": state}
         tensors = {key: t.cpu().contiguous() for key, t in parts.items() if t is not None}
-        with atomic(self._file(name)) as out:
+        with atomic(self.folder / f"{name}.safetensors") as out:
             out.write(save(tensors, {"run": json.dumps(answer.run), "report": json.dumps(asdict(report))}))
-
-    def _file(self, name: str) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{name}.safetensors"
 
 
 def fingerprint(model: nn.Module, batches: Sequence[Any], settings: str) -> str:
-    """Of a call: a hash of the network's state, of all that is in the batches, and of the settings."""
+    """Return a hash of the network's state, the batches and the settings of a call."""
     digest = hashlib.sha256(settings.encode())
     for leaf in (*model.state_dict().values(), *tree_leaves(list(batches))):
         if isinstance(leaf, Tensor):

@@ -1,4 +1,4 @@
-"""How low a layer's energy can be: a bound for every row, whatever the labels.
+"""A lower bound on the energy of each row of a layer, for any labels.
 
 The energy of x = w - w° is 1/2 xᵀ M x + 1/2 sum_j v_j x_j² with M = A - diag(v). For v that leave M positive
 semidefinite, its first part lies above its tangents, so with any real y each labelling has at least the energy
@@ -19,19 +19,19 @@ from torch import Tensor
 
 from mrfquant.rounding.problem import LayerProblem
 
-SWEEPS = (0, 10, 10, 20)  # of coordinate descent, from one bound to the next: each row takes the best
-BARRIER = 0.02  # the barrier costs at most this share of sum_j c_j v_j
-STEPS = 60  # of Newton's method, at most
+SWEEPS_BETWEEN_BOUNDS = (0, 10, 10, 20)  # of coordinate descent; each row takes the best bound
+BARRIER_COST = 0.02  # the barrier costs at most this fraction of sum_j c_j v_j
+MAX_NEWTON_STEPS = 60
 
 
 def lower_bound(problem: LayerProblem) -> Tensor:
-    """What the energy of each row, (rows,), cannot fall below, whatever the labels, at the problem's scales."""
+    """Return a lower bound on the energy of each row, (rows,), for any labels at the problem's scales."""
     a, x = problem.a.double(), (problem.choices() - problem.w).double()
     v = multipliers(a, problem.scale.double().square().mean(1))
     m, y = a - v.diag(), torch.zeros_like(x[0])
     relaxed = replace(problem, a=m, w=y.clone())
     best = y[0]
-    for sweeps in SWEEPS:
+    for sweeps in SWEEPS_BETWEEN_BOUNDS:
         for _ in range(sweeps):
             _descend(relaxed, y, x, v)
         my = m @ y
@@ -41,25 +41,25 @@ def lower_bound(problem: LayerProblem) -> Tensor:
 
 
 def multipliers(a: Tensor, weight: Tensor) -> Tensor:
-    """v (n,) of about the largest weighted sum for which A - diag(v) is positive definite."""
+    """Return v (n,) of about the largest weighted sum for which A - diag(v) is positive definite."""
     weight = weight.clamp(min=1e-12 * weight.max())
     v = torch.full_like(weight, torch.linalg.eigvalsh(a)[0].item() / 2)
     barrier = (weight * v).sum() / len(v)
-    for _ in range(STEPS):
+    for _ in range(MAX_NEWTON_STEPS):
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(a - v.diag()))
         slope = weight / barrier - inverse.diagonal()
         step = torch.linalg.solve(inverse.square(), slope)
         decrement = (step * slope).sum().clamp(min=0).sqrt()
         v = v + step / (1 + decrement)  # stays within: the barrier is self-concordant
         if decrement < 1:
-            if barrier * len(v) <= BARRIER * (weight * v).sum():
+            if barrier * len(v) <= BARRIER_COST * (weight * v).sum():
                 break
             barrier = barrier / 3
     return v
 
 
 def _descend(relaxed: LayerProblem, y: Tensor, x: Tensor, v: Tensor) -> None:
-    """A sweep of coordinate descent on 1/2 yᵀ M y + the envelopes of 1/2 v x² on the choices x (d, n, rows)."""
+    """Sweep once over y, minimising 1/2 yᵀ M y + the envelopes of 1/2 v x² on the choices x (d, n, rows)."""
     m, low, high = relaxed.a.diagonal(), x[:-1], x[1:]
 
     def update(j: int, field: Tensor) -> Tensor:

@@ -12,13 +12,13 @@ from mrfquant.inference import SparsemaxPGD
 from mrfquant.inference.base import InferenceRecipe, OptimizerRecipe
 from mrfquant.labelling import Labelling
 from mrfquant.rounding.problem import LayerProblem
-from mrfquant.rounding.solvers import Answer, RoundingSolver
+from mrfquant.rounding.solvers import Answer, LayerSolver
 
 ADAM = partial(torch.optim.Adam, lr=0.02)
 
 
 @configurable
-class RoundByInference(RoundingSolver):
+class RoundByInference(LayerSolver):
     """An `Inference` of networks at work on a layer: its weights are the network, the energy takes the loss's place.
 
     Weights are in units of the scales, and the energy of a row in units of its mean curvature, so that one setting of
@@ -33,10 +33,7 @@ class RoundByInference(RoundingSolver):
     name = "inference"
 
     def __init__(
-        self,
-        inference: InferenceRecipe = SparsemaxPGD,
-        optimizer: OptimizerRecipe = ADAM,
-        steps: Count = 200,
+        self, inference: InferenceRecipe = SparsemaxPGD, optimizer: OptimizerRecipe = ADAM, steps: Count = 200
     ) -> None:
         super().__init__([1.0])
         self.inference, self.optimizer, self.steps = inference, optimizer, steps
@@ -54,4 +51,4 @@ class RoundByInference(RoundingSolver):
                 solver.step()
         ((block, x),) = solver.items()
         labels = solver.labels(block, x).view(w.shape).long()
-        return labels, problem.rescaled(labels)
+        return labels, problem.refit_scales(labels)

@@ -14,13 +14,13 @@ from mrfquant.config.settings import Fraction, configurable
 from mrfquant.errors import BadInput
 from mrfquant.inference import Inference
 from mrfquant.labelling import weights_of
-from mrfquant.rounding.answers import Found, Journal, LayerReport
+from mrfquant.rounding.answers import Journal, LayerReport, RoundedWeight
 from mrfquant.rounding.call import ROUNDABLE, plain_call
-from mrfquant.rounding.moments import Moments
 from mrfquant.rounding.network import Rounding
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.replay import Forward, Replay
 from mrfquant.rounding.solvers import RoundICM, RoundMeanField
+from mrfquant.rounding.statistics import LayerStatistics
 
 
 @configurable(supplied=["batches", "forward"])
@@ -31,7 +31,7 @@ class Jointly:
     those of low energy 1/2 (w - w°)ᵀ A (w - w°), row by row, as where trained networks are rounded
     (`mrfquant.round_network`): w° are the weights that give the outputs of the relaxed network, at the inputs that the
     layers before make of theirs by now. Levels have the scales of the labelling. Of layers that are no products of
-    weights and inputs, and of biases, each takes its likeliest label; the statistics of batch norm follow.
+    weights and inputs, and of biases, each takes its likeliest label; the moments of batch norm follow.
 
     Args:
         batches: of inputs to calibrate with, in any form that `forward` takes; None where each call brings its own.
@@ -64,7 +64,7 @@ class Jointly:
     @torch.no_grad()
     def __call__(self, inference: Inference, batches: Iterable[Any] | None = None) -> list[Tensor]:
         """The labels, int32 (m,) of every block; the network keeps the weights that it has, while the
-        statistics of batch norm are those for the labels.
+        moments of batch norm are those for the labels.
 
         Args:
             inference: the solver.
@@ -83,14 +83,16 @@ class Jointly:
         levels = {name: labelling.block_of(name).levels for name in flat.spans if name in selected}
         others = {name: flat.view(name, values * scale) for name in flat.spans if name not in levels}
 
-        def solve(moments: Moments) -> tuple[Found, LayerReport]:
+        def solve(moments: LayerStatistics) -> tuple[RoundedWeight, LayerReport]:
             own = [flat.view(moments.name, vector) for vector in (labels, scale, free)]
             return self._solve(moments, levels[moments.name].values, *own)
 
         given = self.batches if batches is None else list(batches)
         kept, replay = flat.w.clone(), Replay(labelling.model, self.forward, given, self.rounding.seed)
         try:
-            found = self.rounding.walked(replay, labelling.model, levels, solve, self.layers.append, Journal(), others)
+            found = self.rounding.round_layers(
+                replay, labelling.model, levels, solve, self.layers.append, Journal(), others
+            )
         finally:
             flat.w.copy_(kept)
             labelling.publish()
@@ -108,8 +110,8 @@ class Jointly:
         return ~torch.cat(decided)
 
     def _solve(
-        self, moments: Moments, levels: tuple[float, ...], given: Tensor, scale: Tensor, free: Tensor
-    ) -> tuple[Found, LayerReport]:
+        self, moments: LayerStatistics, levels: tuple[float, ...], given: Tensor, scale: Tensor, free: Tensor
+    ) -> tuple[RoundedWeight, LayerReport]:
         """The labels of a weight from given ones, all in its shape, at its scales."""
         began, matrix = time.perf_counter(), moments.form.matrix
         w, before, scales, may = moments.w, matrix(given), matrix(scale), matrix(free)
@@ -128,5 +130,5 @@ class Jointly:
         changed, relative = (after != before).float().mean().item(), energy / max(reference, 1e-300)
         seconds = time.perf_counter() - began
         shape = moments.weight.shape
-        answer = Found(moments.form.tensor(after, shape), scale)
+        answer = RoundedWeight(moments.form.tensor(after, shape), scale)
         return answer, LayerReport(moments.name, len(w), w.shape[1], energy, relative, changed, seconds)

@@ -1,4 +1,4 @@
-"""The solver of a rounded network: it holds the labels that rounding has found."""
+"""The solver of a rounded network, which holds the labels that rounding has found."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from mrfquant.config.settings import configurable
 from mrfquant.inference import LatentInference
 from mrfquant.inference.base import OptimizerRecipe
 from mrfquant.labelling import Block, Labelling
-from mrfquant.rounding.answers import Found
+from mrfquant.rounding.answers import RoundedWeight
 from mrfquant.rounding.network import Rounding
 
 
 @configurable(supplied=["labelling", "optimizer"])
 class Rounded(LatentInference):
-    """Labels that were assigned to a trained network and stay as they are.
+    """Labels that were assigned to a trained network and do not change.
 
     Args:
-        rounding: what assigns them.
-        solver: its name, where that is all that is known: runs of version 0.1 have it.
+        solver: name of the layer solver, where no `rounding` is given, as in runs of version 0.1.
+        rounding: assigns the labels.
     """
 
     method = "ROUND"
@@ -41,8 +41,8 @@ class Rounded(LatentInference):
         block.write_labels(block.nearest(x))
 
     @torch.no_grad()
-    def assign(self, found: Mapping[str, Found]) -> None:
-        """Give every labelled parameter its labels and its scales."""
+    def assign(self, found: Mapping[str, RoundedWeight]) -> None:
+        """Set the labels and scales of every labelled parameter."""
         labelled, scales = self.labelling.labelled, self.labelling.scale
         assert scales is not None, "the labelling has no scales to set"
         values = torch.empty_like(labelled.w)

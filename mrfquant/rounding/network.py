@@ -1,5 +1,5 @@
-"""Rounding a trained network, layer by layer; each layer meets its inputs as the rounded layers before it make them,
-and is to give the outputs that it has in the float network."""
+"""Round a trained network layer by layer: each layer gets its inputs from the rounded layers before it, and should give
+the outputs that it has in the float network."""
 
 from __future__ import annotations
 
@@ -12,56 +12,60 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from mrfquant.config.settings import Check, Count, Fraction, Whole, configurable
 from mrfquant.data import Dataset
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling import LevelSet
-from mrfquant.rounding.answers import Found, Journal, LayerReport, fingerprint
+from mrfquant.rounding.answers import Journal, LayerReport, RoundedNetwork, RoundedWeight, fingerprint
 from mrfquant.rounding.bound import lower_bound
-from mrfquant.rounding.moments import Moments, Rows
+from mrfquant.rounding.by_inference import RoundByInference
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.replay import Forward, Replay
-from mrfquant.rounding.solver_names import SOLVERS
-from mrfquant.rounding.solvers import RoundGPTQ, RoundingSolver
+from mrfquant.rounding.solvers import LayerSolver, RoundGPTQ, RoundICM, RoundMeanField, RoundNearest, RoundTree
+from mrfquant.rounding.statistics import LayerStatistics, RowStatistics
 from mrfquant.rounding.walk import BatchNorm, Walk
 
+SOLVERS: dict[str, type[LayerSolver]] = {
+    solver.name: solver for solver in (RoundNearest, RoundGPTQ, RoundICM, RoundMeanField, RoundTree, RoundByInference)
+}
 RANK_DAMPING = 0.1  # where there are fewer inputs than weights of a row
 Several = Annotated[int, Check(lambda v: v > 1, "a whole number above 1")]
-Solver = Annotated[
-    str | RoundingSolver,
+SolverSetting = Annotated[
+    str | LayerSolver,
     Check(
-        lambda v: isinstance(v, RoundingSolver) or v in SOLVERS,
-        f"one of {', '.join(SOLVERS)}, or a RoundingSolver as @RoundICM()",
+        lambda v: isinstance(v, LayerSolver) or v in SOLVERS,
+        f"one of {', '.join(SOLVERS)}, or a LayerSolver as @RoundICM()",
     ),
 ]
 
 
 @configurable
 class Rounding:
-    """The settings, and the walk over the layers.
+    """Settings of layer-by-layer rounding.
 
     Args:
-        solver: what assigns the labels of a layer, by its name or as @RoundICM(), or a solver of your own likewise;
-            settings of its own are those of RoundICM, RoundMeanField and so on.
-        start: the solver from whose answer it starts; None is the solver's own way to start.
-        images: of the training set, to calibrate with.
-        batch_size: of them at a time.
-        damping: added to the diagonal of the second moments, as a share of its mean.
+        solver: assigns the labels of a layer: its name, or a `LayerSolver` as @RoundICM(), whose settings are bound as
+            RoundICM.kicks.
+        start: the solver from whose answer it starts; None for the solver's own start.
+        images: number of training examples to calibrate with.
+        batch_size: examples in a batch.
+        damping: added to the diagonal of the second moments, as a fraction of its mean.
         recalibrate: change the statistics of batch norm as rounding changes its inputs.
-        targets: what a layer's outputs should be: 'float', those of the float network, less the error of what they are
-            added to; 'own', those that its trained weights give on the inputs that it has in the rounded network.
-        seed: of the output pixels that stand for all of a large image, and of what the network itself draws.
+        targets: the outputs that a layer should give: 'float', those of the float network, corrected for the error of
+            a residual sum; 'own', those of its trained weights on its inputs in the rounded network.
+        seed: seed of the sampled output pixels, and of random numbers that the network draws.
         group_size: neighbouring weights of a row that share a scale; None for all of them. Rows of transposed
-            convolutions have one scale in any case.
+            convolutions always have one scale.
         zero_point: add a fitted number to the scaled levels of a row or group.
-        bound: find what each layer's energy cannot fall below, too; it takes longer than rounding.
+        bound: also compute a lower bound on each layer's energy, which takes longer than rounding.
     """
 
     def __init__(
         self,
-        solver: Solver = "icm",
-        start: Solver | None = None,
+        solver: SolverSetting = "icm",
+        start: SolverSetting | None = None,
         images: Several = 2000,
         batch_size: Several = 250,
         damping: Fraction = 0.01,
@@ -81,7 +85,7 @@ class Rounding:
         self.bound = bound
 
     def batches(self, dataset: Dataset) -> Iterator[Tensor]:
-        """The first inputs of the training split, without augmentation."""
+        """Yield the first inputs of the training split, without augmentation."""
         left = self.images
         for inputs, _ in dataset.ordered("train", self.batch_size):
             if left > 0:
@@ -100,67 +104,58 @@ class Rounding:
         warn: Callable[[str], None],
         forward: Forward = nn.Module.__call__,
         folder: str | os.PathLike[str] | None = None,
-    ) -> dict[str, Found]:
+    ) -> RoundedNetwork:
         """Round weights of the model in place, in the order in which they are used.
 
-        If it fails or is interrupted, the model is as it was.
+        If it fails or is interrupted, the model is unchanged.
 
         Args:
-            model: holds the trained weights.
-            levels: of each weight to round, by its name.
-            batches: to calibrate with; all of them are held in memory.
+            model: the trained network.
+            levels: levels of each weight to round, by its name.
+            batches: calibration batches; all of them are held in memory.
             report: called when a layer is done.
             warn: called with a sentence where the batches are too few.
             forward: computes a batch with the model.
-            folder: keeps the answers, so that the same call goes on after an interruption.
-
-        Returns:
-            For each weight its labels, its scales and its zero points.
+            folder: stores the results, so that the same call goes on after an interruption.
         """
-        replay = Replay(model, forward, list(batches), self.seed)
+        result, began = RoundedNetwork(model, levels), time.perf_counter()
+        device = next(model.parameters()).device
+        present = [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in batches]
+        replay = Replay(model, forward, present, self.seed)
 
-        def solve(moments: Moments) -> tuple[Found, LayerReport]:
-            return self._solve(moments, levels[moments.name], warn)
+        def solve(statistics: LayerStatistics) -> tuple[RoundedWeight, LayerReport]:
+            return self._solve(statistics, levels[statistics.name], warn)
+
+        def keep(layer: LayerReport) -> None:
+            result.layers.append(layer)
+            report(layer)
 
         parts = [vars(part) for part in (self, self.solver, self.start) if part is not None]
         parts.append({name: of.values for name, of in levels.items()})
         settings = json.dumps(parts, default=lambda value: type(value).__name__)
         journal = Journal(folder, fingerprint(model, replay.batches, settings)) if folder else Journal()
-        return self.walked(replay, model, levels, solve, report, journal)
+        result.answers = self.round_layers(replay, model, levels, solve, keep, journal)
+        result.seconds = time.perf_counter() - began
+        return result
 
-    def walked(
+    def round_layers(
         self,
         replay: Replay,
         model: nn.Module,
         levels: Mapping[str, LevelSet],
-        solve: Callable[[Moments], tuple[Found, LayerReport]],
+        solve: Callable[[LayerStatistics], tuple[RoundedWeight, LayerReport]],
         report: Callable[[LayerReport], None],
         journal: Journal,
         others: Mapping[str, Tensor] | None = None,
-    ) -> dict[str, Found]:
-        """The walk of `run`, with whatever finds the labels of a weight.
-
-        Args:
-            replay: runs the model.
-            solve: finds the labels.
-            journal: keeps them.
-            others: the values of parameters that are rounded already, by name.
-        """
+    ) -> dict[str, RoundedWeight]:
+        """Round weights with labels from `solve`; `others` are values of parameters that are rounded already."""
         if not replay.batches:
             raise BadInput("there is no batch to calibrate with: give at least one")
         names = dict(model.named_parameters())
         norms = {name: m for name, m in model.named_modules() if isinstance(m, BatchNorm)}
-        walk = Walk(
-            replay,
-            {name: names[name] for name in levels},
-            levels,
-            solve,
-            journal,
-            report,
-            self.targets == "float",
-            {name: m for name, m in norms.items() if self.recalibrate and m.running_mean is not None},
-            torch.Generator().manual_seed(self.seed),
-        )
+        norms = {name: norm for name, norm in norms.items() if self.recalibrate and norm.running_mean is not None}
+        weights, generator = {name: names[name] for name in levels}, torch.Generator().manual_seed(self.seed)
+        walk = Walk(replay, weights, levels, solve, journal, report, self.targets == "float", norms, generator)
         modes = {module: module.training for module in model.modules()}
         model.eval()
         try:
@@ -177,8 +172,8 @@ class Rounding:
             for module, mode in modes.items():
                 module.training = mode
 
-    def curvature(self, sums: Rows, name: str, warn: Callable[[str], None]) -> Tensor:
-        """Of the inputs that some rows of a weight see; damped the more if they are few."""
+    def curvature(self, sums: RowStatistics, name: str, warn: Callable[[str], None]) -> Tensor:
+        """Return the damped second moments of some rows' inputs; damped more if the inputs are few."""
         damping, n = self.damping, len(sums.a)
         if sums.inputs < n and damping < RANK_DAMPING:
             damping = RANK_DAMPING
@@ -186,20 +181,22 @@ class Rounding:
             warn(f"{name}: {few}; damped by {damping:.0%}, give more")
         return sums.curvature(damping)
 
-    def _solve(self, moments: Moments, levels: LevelSet, warn: Callable[[str], None]) -> tuple[Found, LayerReport]:
-        """The labels of a weight, and how well they do."""
-        name, weights = moments.name, moments.w
+    def _solve(
+        self, statistics: LayerStatistics, levels: LevelSet, warn: Callable[[str], None]
+    ) -> tuple[RoundedWeight, LayerReport]:
+        """Find the labels of a weight, and report how good they are."""
+        name, weights, form = statistics.name, statistics.w, statistics.form
         # The weights of a transposed convolution that share an output are no neighbours: they have one scale.
-        size = None if moments.form.transposed or (self.group_size or 0) >= weights.shape[1] else self.group_size
+        size = None if form.transposed or (self.group_size or 0) >= weights.shape[1] else self.group_size
         labels = torch.empty_like(weights, dtype=torch.int64)
         scales = torch.empty_like(weights if size else weights[:, :1])
         zeros, q = torch.empty_like(scales) if self.zero_point else None, weights.new_tensor(levels.values)
         energy = reference = changed = seconds = least = 0.0
-        for rows, sums in moments.parts():
+        for rows, sums in statistics.parts():
             try:
                 a = self.curvature(sums, name, warn)
                 targets = sums.targets(weights[rows], a).T.contiguous()
-                problem = LayerProblem.of(targets, a, q, size, self.zero_point)
+                problem = LayerProblem.from_weights(targets, a, q, size, self.zero_point)
                 began = time.perf_counter()
                 start = None if self.start is None else self.start.solve(problem)
                 chosen, fitted = self.solver.solve(problem, start)
@@ -217,8 +214,8 @@ class Rounding:
                 zeros[rows] = fitted.zero.T[:, : scales.shape[1]]
         bound = least if self.bound else None
         relative, share = energy / max(reference, 1e-300), changed / weights.numel()
-        form, shape = moments.form, moments.weight.shape
-        found = Found(
+        shape = statistics.weight.shape
+        found = RoundedWeight(
             form.tensor(labels, shape).to(torch.uint8 if len(q) <= 256 else torch.int64),
             form.spread(scales, shape),
             None if zeros is None else form.spread(zeros, shape),

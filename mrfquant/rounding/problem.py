@@ -1,11 +1,11 @@
-"""Rounding one layer: every row of its weight matrix is a dense pairwise Markov random field, and all rows share it.
+"""Rounding one layer: every row of its weight matrix is a dense pairwise Markov random field with the same couplings.
 
-The energy of labels is 1/2 sum over rows of (w - w°)ᵀ A (w - w°), where w° are the trained weights, w the levels chosen
+The energy of labels is 1/2 sum over rows of (w - w°)ᵀ A (w - w°), where w° are the trained weights, w the chosen levels
 and A = E[x xᵀ] the second moments of the layer's inputs: half the mean squared change of its outputs. The levels of a
-row, or of a group of inputs within it, are those of the level set times a scale, plus a zero point if asked for; both
-are fitted along with the labels.
+row, or of a group of inputs within it, are those of the level set times a scale, plus an optional zero point; both are
+fitted along with the labels.
 
-Variables come first and rows last, (n, rows): what is done for one variable is done for all rows at once.
+Tensors are (n, rows), so that each operation on a variable covers all rows.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-BLOCK = 64  # variables whose fields are computed by one matrix product
-GRID = torch.linspace(0.05, 1.2, 60)  # scales to try, in units of the largest weight over the largest level
-EVERY = slice(None)
+FIELD_BLOCK = 64  # variables whose fields are computed by one matrix product
+SCALE_GRID = torch.linspace(0.05, 1.2, 60)  # scales to try, in units of the largest weight over the largest level
+ALL = slice(None)
 
 
 @dataclass(frozen=True)
 class LayerProblem:
-    """The field of a layer.
+    """The rounding problem of a layer.
 
     Attributes:
         w: (n, rows) the trained weights w°.
@@ -31,9 +31,9 @@ class LayerProblem:
         levels: (d,) increasing.
         scale: (n, rows) positive, the same within a group.
         group: (n,) the number of each variable's group, from 0 on.
-        zero: (n, rows) what is added to the scaled levels, the same within a group; None for nothing.
-        free: (n, rows) whether a variable may change the label that it starts with, at scales that stay as they are;
-            None where all may, and the scales are fitted to their labels.
+        zero: (n, rows) zero points, added to the scaled levels, the same within a group; None for none.
+        free: (n, rows) which variables may change their first label, at fixed scales; None where all may, and the
+            scales are fitted to the labels.
     """
 
     w: Tensor
@@ -45,17 +45,17 @@ class LayerProblem:
     free: Tensor | None = None
 
     @classmethod
-    def of(
+    def from_weights(
         cls, w: Tensor, a: Tensor, levels: Tensor, group_size: int | None = None, zero_point: bool = False
     ) -> LayerProblem:
-        """With the scales that suit rounding to the nearest level, weighed by the diagonal of A.
+        """Choose initial scales by grid search for nearest rounding, weighted by the diagonal of A.
 
         Args:
             w: (n, rows).
             a: (n, n).
             levels: (d,).
             group_size: neighbouring variables of a row that share a scale; None for all of them.
-            zero_point: the middle of a group's weights is where the middle of its levels is.
+            zero_point: align the middle of the levels with the middle of a group's weights.
         """
         group = torch.arange(len(w), device=w.device) // (group_size or len(w))
         problem = cls(w, a, levels, torch.ones_like(w), group, torch.zeros_like(w) if zero_point else None)
@@ -67,7 +67,7 @@ class LayerProblem:
         precision = torch.finfo(w.dtype)
         unit = unit.clamp(min=max(precision.eps * unit.max().item(), precision.tiny))  # for rows of zeros
         best, least = problem, torch.full_like(unit, torch.inf)
-        for factor in GRID.tolist():
+        for factor in SCALE_GRID.tolist():
             trial = problem.with_scales(unit * factor, middle - unit * factor * (levels[0] + levels[-1]) / 2)
             error = problem._sums(a.diagonal()[:, None] * (trial.values(trial.nearest(w)) - w).square())
             better = error < least
@@ -77,72 +77,72 @@ class LayerProblem:
 
     @property
     def n(self) -> int:
-        """Variables of a row."""
+        """Number of variables of a row."""
         return len(self.w)
 
     @property
     def groups(self) -> int:
-        """Of variables, in a row."""
+        """Number of groups of variables in a row."""
         return int(self.group.max()) + 1
 
-    def choices(self, at: int | slice = EVERY) -> Tensor:
-        """The weights that the levels stand for: (d, n, rows), or (d, rows) of one variable."""
+    def choices(self, at: int | slice = ALL) -> Tensor:
+        """Return the possible weights: (d, n, rows), or (d, rows) of one variable."""
         scale = self.scale[at]
         q = self.levels.view(-1, *[1] * scale.dim()) * scale
         return q if self.zero is None else q + self.zero[at]
 
-    def values(self, labels: Tensor, at: int | slice = EVERY) -> Tensor:
-        """The weights that labels (n, rows) stand for, or those (rows,) of one variable."""
+    def values(self, labels: Tensor, at: int | slice = ALL) -> Tensor:
+        """Return the weights of labels (n, rows), or (rows,) of one variable."""
         values = self.levels[labels] * self.scale[at]
         return values if self.zero is None else values + self.zero[at]
 
-    def nearest(self, targets: Tensor, at: int | slice = EVERY) -> Tensor:
-        """The labels of the levels nearest to targets (n, rows), or (rows,) of one variable; the lower of equals."""
+    def nearest(self, targets: Tensor, at: int | slice = ALL) -> Tensor:
+        """Return the labels of the levels nearest to targets (n, rows), or (rows,) of one variable."""
         targets = targets if self.zero is None else targets - self.zero[at]
         return torch.bucketize(targets / self.scale[at], (self.levels[1:] + self.levels[:-1]) / 2)
 
     def energy(self, values: Tensor) -> Tensor:
-        """The energy of each row, (rows,), for weights (n, rows)."""
+        """Return the energy of each row, (rows,), for weights (n, rows)."""
         errors = values - self.w
         return (errors * (self.a @ errors)).sum(0) / 2
 
     def permuted(self, order: Tensor) -> LayerProblem:
-        """The same problem with its variables in another order."""
+        """Return the problem with its variables in another order."""
         zero, free = (None if part is None else part[order] for part in (self.zero, self.free))
         w, a, scale, group = self.w[order], self.a[order][:, order], self.scale[order], self.group[order]
         return replace(self, w=w, a=a, scale=scale, group=group, zero=zero, free=free)
 
     def rows(self, index: Tensor) -> LayerProblem:
-        """The problem of some rows only."""
+        """Return the problem of some rows."""
         zero, free = (None if part is None else part[:, index] for part in (self.zero, self.free))
         return replace(self, w=self.w[:, index], scale=self.scale[:, index], zero=zero, free=free)
 
     def with_rows(self, index: Tensor, part: LayerProblem) -> LayerProblem:
-        """With the scales and zero points that some rows have in another problem."""
+        """Return the problem with the scales and zero points that some rows have in another one."""
         zero = None if self.zero is None or part.zero is None else self.zero.index_copy(1, index, part.zero)
         return replace(self, scale=self.scale.index_copy(1, index, part.scale), zero=zero)
 
     def scaled(self, factors: Sequence[float]) -> LayerProblem:
-        """All rows once for each factor of their scales, one after the other."""
+        """Return a problem with all rows once for each factor of their scales."""
         count, rows = len(factors), self.w.shape[1]
         each = torch.tensor(factors, dtype=self.w.dtype, device=self.w.device).repeat_interleave(rows)
         many = self.rows(torch.arange(rows, device=self.w.device).repeat(count))
         return replace(many, scale=many.scale * each)
 
     def beside(self, other: LayerProblem) -> LayerProblem:
-        """The rows of both, which share A."""
+        """Return a problem with the rows of both, which share A."""
         zero = None if self.zero is None or other.zero is None else torch.cat([self.zero, other.zero], 1)
         free = None if self.free is None or other.free is None else torch.cat([self.free, other.free], 1)
         w, scale = torch.cat([self.w, other.w], 1), torch.cat([self.scale, other.scale], 1)
         return replace(self, w=w, scale=scale, zero=zero, free=free)
 
     def with_scales(self, scale: Tensor, zero: Tensor) -> LayerProblem:
-        """With scales and zero points (groups, rows)."""
+        """Return the problem with other scales and zero points (groups, rows)."""
         return replace(self, scale=scale[self.group], zero=None if self.zero is None else zero[self.group])
 
-    def rescaled(self, labels: Tensor) -> LayerProblem:
-        """With the best scales and zero points for these labels, those of all groups of a row together; rows for which
-        a scale would not be positive keep theirs, and so do all where the scales are not to change."""
+    def refit_scales(self, labels: Tensor) -> LayerProblem:
+        """Return the problem with least-squares scales and zero points for these labels, fitted for all groups of a
+        row together. Rows with a scale that is not positive keep theirs; so do all where `free` is set."""
         if self.free is not None:
             return self
         v = self.levels[labels]
@@ -158,7 +158,7 @@ class LayerProblem:
         aw = self.a @ self.w
         wanted = torch.stack([self._sums(column * aw) for column in columns])
         own = gram[0, :, 0].diagonal().T
-        unused = own == 0  # groups that have the level 0 only keep their scale
+        unused = own == 0  # groups with no level but 0 keep their scale
         own[unused], present = 1, torch.empty_like(wanted[0]).index_copy_(0, self.group, self.scale)
         found = _solved(gram.flatten(2, 3).flatten(0, 1), wanted.flatten(0, 1)).view(len(columns), groups, rows)
         found[0][unused] = present[unused]
@@ -166,23 +166,23 @@ class LayerProblem:
         return self._where(good.expand_as(self.w), self.with_scales(found[0], found[-1]))
 
     def barred(self, labels: Tensor) -> Tensor | None:
-        """The labels that a variable may not take, as it has to keep its own of these (n, rows): (d, n, rows); None if
-        each may take any."""
+        """Return which labels are not allowed, (d, n, rows), where variables that are not free keep these labels (n,
+        rows); None if all are allowed."""
         if self.free is None:
             return None
         every = torch.arange(len(self.levels), device=labels.device)[:, None, None]
         return ~self.free & (every != labels)
 
     def sweep(self, values: Tensor, update: Callable[[int, Tensor], Tensor]) -> None:
-        """Give the variables new values from the first to the last, each knowing those before it.
+        """Update the variables one after the other.
 
         Args:
             values: (n, rows) the present weights or their means, changed in place.
-            update: called with a variable j and its field sum over i of A_ji (w_i - w°_i), (rows,); gives w_j.
+            update: takes a variable j and its field sum over i of A_ji (w_i - w°_i), (rows,); returns w_j.
         """
         errors = values - self.w
-        for start in range(0, self.n, BLOCK):
-            block = slice(start, min(self.n, start + BLOCK))
+        for start in range(0, self.n, FIELD_BLOCK):
+            block = slice(start, min(self.n, start + FIELD_BLOCK))
             fields, among = self.a[block] @ errors, self.a[block, block]
             for k in range(len(fields)):
                 j = start + k
@@ -195,16 +195,16 @@ class LayerProblem:
                 fields[k + 1 :].addr_(among[k + 1 :, k], change)
 
     def _sums(self, x: Tensor) -> Tensor:
-        """Of x (n, rows) over the variables of each group: (groups, rows)."""
+        """Sum x (n, rows) over the variables of each group: (groups, rows)."""
         return x.new_zeros(self.groups, x.shape[1]).index_add_(0, self.group, x)
 
     def _extremes(self, x: Tensor) -> list[Tensor]:
-        """The least and the largest x (n, rows) of each group, (groups, rows) both."""
+        """Return the least and the largest x (n, rows) of each group, (groups, rows) both."""
         out, index = x.new_zeros(self.groups, x.shape[1]), self.group[:, None].expand_as(x)
         return [out.scatter_reduce(0, index, x, way, include_self=False) for way in ("amin", "amax")]
 
     def _where(self, condition: Tensor, other: LayerProblem) -> LayerProblem:
-        """The other's scales and zero points where the condition (n, rows) holds."""
+        """Take the other's scales and zero points where the condition (n, rows) holds."""
         scale = torch.where(condition, other.scale, self.scale)
         if self.zero is None or other.zero is None:
             return replace(self, scale=scale)
@@ -212,7 +212,7 @@ class LayerProblem:
 
 
 def _solved(gram: Tensor, wanted: Tensor) -> Tensor:
-    """x (k, rows) of gram (k, k, rows) x = wanted (k, rows); not finite in rows whose gram is singular."""
+    """Solve gram (k, k, rows) x = wanted (k, rows) for x; nan in rows whose gram is singular."""
     factor, failed = torch.linalg.cholesky_ex(gram.permute(2, 0, 1).double())
     found = torch.cholesky_solve(wanted.T[:, :, None].double(), factor)[:, :, 0].to(wanted.dtype)
     return torch.where(failed[:, None] > 0, torch.nan, found).T

@@ -1,7 +1,7 @@
-"""Products with weights as they are called: what a linear layer or a convolution computes, as rows times columns.
+"""Calls of linear layers and convolutions as products of matrix rows with columns of inputs.
 
-Whatever the layer, an output at a position (a token, a pixel) is a row of the weight matrix times a column of inputs,
-plus a bias. A grouped convolution has groups of rows, each with columns of its own.
+An output at a position (a token, a pixel) is a row of the weight matrix times a column of inputs, plus a bias. Grouped
+convolutions have groups of rows, each with its own columns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-INPUTS_PER_WEIGHT = 64  # columns to draw at least for each weight of a row, over all batches, if there are as many
+INPUTS_PER_WEIGHT = 64  # columns to draw for each weight of a row, over all batches, if there are as many
 
 CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
@@ -33,15 +33,15 @@ class Form:
     """How a weight tensor is a matrix (rows, n), a row for each output.
 
     Attributes:
-        transposed: the weights of a transposed convolution, (inputs, outputs / groups, ...).
-        groups: of rows, each with columns of its own.
+        transposed: whether it belongs to a transposed convolution, (inputs, outputs / groups, ...).
+        groups: number of groups of rows, each with its own columns.
     """
 
     transposed: bool = False
     groups: int = 1
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """A tensor of the weight's shape as (rows, n)."""
+        """Return a tensor of the weight's shape as (rows, n)."""
         if not self.transposed:
             return weight.flatten(1)
         inputs, outputs = weight.shape[:2]
@@ -49,7 +49,7 @@ class Form:
         return parts.transpose(1, 2).reshape(self.groups * outputs, -1)
 
     def tensor(self, matrix: Tensor, shape: torch.Size) -> Tensor:
-        """A matrix (rows, n) in the weight's shape."""
+        """Return a matrix (rows, n) in the weight's shape."""
         if not self.transposed:
             return matrix.reshape(shape)
         inputs, outputs = shape[:2]
@@ -57,7 +57,7 @@ class Form:
         return parts.transpose(1, 2).reshape(shape)
 
     def spread(self, scale: Tensor, shape: torch.Size) -> Tensor:
-        """Scales (rows, n), or (rows, 1) of whole rows, in a shape that broadcasts with the weight."""
+        """Return scales (rows, n), or (rows, 1) for whole rows, in a shape that broadcasts with the weight."""
         if scale.shape[1] > 1:
             return self.tensor(scale, shape)
         if not self.transposed:
@@ -72,10 +72,10 @@ class Product:
     """One call of a layer.
 
     Attributes:
-        form: of its weight.
+        form: how its weight is a matrix.
         given: the call's arguments by name.
-        output: of the call.
-        first: the row of the whole weight at which the part that was called begins.
+        output: the call's output.
+        first: first row of the part of the weight that was used.
     """
 
     form: Form
@@ -85,34 +85,29 @@ class Product:
 
     @classmethod
     def of(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor) -> Product:
-        """From a call of one of the functions in ARGUMENTS."""
+        """Describe a call of one of the functions in ARGUMENTS."""
         given = {**dict(zip(ARGUMENTS[func], args, strict=False)), **kwargs}
         form = Form("output_padding" in ARGUMENTS[func], given.get("groups", 1))
         return cls(form, given, output)
 
     def copied(self) -> Product:
-        """With tensors of its own."""
+        """Return the product with copies of its input and output."""
         given = {**self.given, "input": self.given["input"].clone()}
         return replace(self, given=given, output=self.output.clone())
 
     @property
     def rows(self) -> int:
-        """Of the weight matrix."""
+        """Rows of the weight matrix."""
         return self.output.shape[self.output.dim() - 1 - self.space]
 
     @property
     def space(self) -> int:
-        """Dimensions that a kernel has; 0 for a linear layer."""
+        """Dimensions of the kernel; 0 for a linear layer."""
         return self.given["weight"].dim() - 2
 
-    @property
-    def bias(self) -> Tensor | None:
-        """Of the layer."""
-        return self.given.get("bias")
-
     def positions(self, batches: int, generator: torch.Generator) -> Tensor:
-        """The output pixels to look at, drawn at random: as many as take about as many products for second moments as
-        the layer's forward takes, and enough for INPUTS_PER_WEIGHT in so many batches."""
+        """Draw output pixels: as many as make second moments cost about as much as the layer's forward pass, and
+        enough for INPUTS_PER_WEIGHT in all batches."""
         pixels = math.prod(self.output.shape[-self.space :]) if self.space else 1
         rows, n = self.rows // self.form.groups, self.form.matrix(self.given["weight"]).shape[1]
         images = self.output.numel() // (pixels * self.rows)
@@ -121,7 +116,7 @@ class Product:
         return drawn.sort().values.to(self.output.device)
 
     def columns(self, positions: Tensor) -> Tensor:
-        """The inputs at some output pixels of every image: (groups, columns, n)."""
+        """Return the inputs of some output pixels of every image: (groups, columns, n)."""
         x = self.given["input"]
         if not self.space:
             return x.reshape(1, -1, x.shape[-1])
@@ -138,19 +133,19 @@ class Product:
         )
 
     def at(self, outputs: Tensor, positions: Tensor) -> Tensor:
-        """Values of the output's shape at the same places: (columns, rows)."""
+        """Return values of the output's shape at the same pixels: (columns, rows)."""
         if not self.space:
             return outputs.reshape(-1, self.rows)
         outputs = outputs if outputs.dim() > self.space + 1 else outputs[None]
         return outputs.flatten(2)[:, :, positions].transpose(1, 2).reshape(-1, self.rows)
 
     def _windows(self, x: Tensor) -> Tensor:
-        """A view of the inputs of every output pixel: (b, c, ..., kernel...)."""
+        """Return a view of the inputs of every output pixel: (b, c, ..., kernel...)."""
         kernel = self.given["weight"].shape[2:]
         stride, dilation = self._each("stride", 1), self._each("dilation", 1)
         reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
-        if self.form.transposed:  # a convolution of the inputs with zeros between them, its kernel turned around
-            x = _spread(x, stride)
+        if self.form.transposed:  # a convolution of the inputs with zeros between them, its kernel flipped
+            x = _insert_zeros(x, stride)
             sides = [
                 (r - p, r - p + o)
                 for r, p, o in zip(reach, self._each("padding", 0), self._each("output_padding", 0), strict=True)
@@ -167,14 +162,14 @@ class Product:
         return x.flip(tuple(range(-self.space, 0))) if self.form.transposed else x
 
     def _each(self, name: str, default: int) -> list[int]:
-        """An argument for every dimension of the kernel."""
+        """Return an argument for every dimension of the kernel."""
         value = self.given.get(name, default)
         values = [value] if isinstance(value, int) else list(value)
         return values * self.space if len(values) == 1 else values
 
 
-def _spread(x: Tensor, stride: list[int]) -> Tensor:
-    """Images with stride - 1 zeros between neighbours."""
+def _insert_zeros(x: Tensor, stride: list[int]) -> Tensor:
+    """Insert stride - 1 zeros between neighbouring pixels."""
     if max(stride) == 1:
         return x
     sizes = [(size - 1) * step + 1 for size, step in zip(x.shape[2:], stride, strict=True)]

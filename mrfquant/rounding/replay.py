@@ -1,9 +1,9 @@
-"""Running a network again and again up to some layer, without computing again what is before it.
+"""Run a network repeatedly up to some layer, without repeating the blocks before it.
 
-The blocks of a network (the elements of its Sequentials and ModuleLists) that are called once in every forward are its
-units. Their outputs are carried: a forward that needs a layer of unit i takes the outputs of the units before it as
-they are stored, computes what is between them, and ends where unit i + 1 begins. Of the units before the last one the
-outputs are stored only if something else than the next unit reads them. Where there are no units, forwards are whole.
+The units of a network are those blocks (elements of its Sequentials and ModuleLists) that every forward pass calls
+once. Their outputs are stored: a pass that needs a layer of unit i starts from the stored outputs of the units before
+it and ends where unit i + 1 begins. Older outputs are kept only if something else than the next unit reads them.
+Without units, forward passes are complete.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from mrfquant.errors import BadInput
-from mrfquant.rounding.scout import Scout, Step
-from mrfquant.rounding.watch import Reached, Watch
+from mrfquant.rounding.scout import CalibrationStep, StepFinder
+from mrfquant.rounding.watch import StopForward, Watch
 
 Forward = Callable[[nn.Module, Any], Any]
 
 
 class _Irregular(Exception):
-    """A unit is not called once, in its order."""
+    """A unit is not called exactly once, in its order."""
 
 
 @dataclass
 class Replay:
-    """A network's forwards on some batches.
+    """Forward passes of a network on some batches.
 
     Attributes:
         model: the network.
         forward: computes a batch.
-        batches: all of them.
-        seed: of what forwards draw: the float and the rounded network draw the same.
-        units: of the network, in the order of their calls.
+        batches: the batches.
+        seed: seed of each pass, so that the float and the rounded network draw the same numbers.
+        units: the units, in the order of their calls.
     """
 
     model: nn.Module
@@ -53,18 +53,18 @@ class Replay:
         self._place, self._begin, self._end = 0, 0, 0
         self._batch, self._watch, self._storing = (0, True), Watch({}), False
 
-    def steps(self, weights: dict[str, Tensor], norms: Mapping[str, nn.Module]) -> list[Step]:
-        """Find the units, and what is used where, in the order of the first uses."""
+    def steps(self, weights: dict[str, Tensor], norms: Mapping[str, nn.Module]) -> list[CalibrationStep]:
+        """Find the units and the calibration steps, in the order of the first uses."""
         self.units = self._called_once()
         try:
-            found = self._look(weights, norms)
+            found = self._find_steps(weights, norms)
         except _Irregular:
             self.units = []
-            found = self._look(weights, norms)
-        steps = [*found, *(Step([], 2 * unit + 1, 2 * unit + 1) for unit in range(len(self.units)))]
+            found = self._find_steps(weights, norms)
+        steps = [*found, *(CalibrationStep([], 2 * unit + 1, 2 * unit + 1) for unit in range(len(self.units)))]
         return sorted(steps, key=lambda step: step.first)  # stable: a unit's outputs after what is in it
 
-    def run(self, step: Step, index: int, as_float: bool, watch: Watch) -> None:
+    def run(self, step: CalibrationStep, index: int, as_float: bool, watch: Watch) -> None:
         """Compute a batch as far as a step needs it."""
         with self._wrapped():
             self._storing = not step.names
@@ -76,8 +76,8 @@ class Replay:
                     "decide about it"
                 ) from None
 
-    def carried(self, unit: int) -> None:
-        """The outputs of a unit are stored: those of the one before are needed no more, unless others read them."""
+    def drop_outputs_before(self, unit: int) -> None:
+        """Free the outputs of the unit before a stored one, unless others read them."""
         for key, output in self._outputs.get(unit - 1, {}).items():
             if unit - 1 not in self._read:
                 self._outputs[unit - 1][key] = tree_map_only(Tensor, _without_values, output)
@@ -89,14 +89,14 @@ class Replay:
         try:
             with watch:
                 self.forward(self.model, self.batches[index])
-        except Reached:
+        except StopForward:
             pass
         finally:
             self._watch = Watch({})
 
-    def _look(self, weights: dict[str, Tensor], norms: Mapping[str, nn.Module]) -> list[Step]:
-        """What is used where, over all batches."""
-        scout = Scout(weights, norms, lambda: self._place)
+    def _find_steps(self, weights: dict[str, Tensor], norms: Mapping[str, nn.Module]) -> list[CalibrationStep]:
+        """Find the steps on all batches, with the present units."""
+        scout = StepFinder(weights, norms, lambda: self._place)
         with self._wrapped():
             for index in range(len(self.batches)):
                 self._run(index, True, 0, 2 * len(self.units) + 1, scout)
@@ -107,7 +107,7 @@ class Replay:
         return scout.steps()
 
     def _called_once(self) -> list[nn.Module]:
-        """Blocks that the first batch calls once, none within another, in the order of their calls."""
+        """Return the blocks that the first batch calls once, none inside another, in the order of their calls."""
         blocks = list(_blocks(self.model, isinstance(self.model, (nn.Sequential, nn.ModuleList))))
         calls: list[nn.Module] = []
         within: list[nn.Module] = []
@@ -127,7 +127,7 @@ class Replay:
 
     @contextmanager
     def _wrapped(self) -> Iterator[None]:
-        """Let calls of units go by `_call`."""
+        """Let `_call` handle the calls of units."""
         own = [vars(unit).get("forward") for unit in self.units]
         try:
             for number, unit in enumerate(self.units):
@@ -140,14 +140,14 @@ class Replay:
                     unit.forward = forward
 
     def _call(self, unit: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The output of a unit: stored, or computed and stored."""
+        """Return the output of a unit: a stored one, or a new one, which may be stored."""
         if self._place != 2 * unit or self._watch.routed((args, kwargs)):
             raise _Irregular
         self._place = 2 * unit + 1
         if self._place > self._end:
-            raise Reached
+            raise StopForward
         if unit < self._begin:
-            output = tree_map_only(Tensor, _given_away, self._outputs[unit][self._batch])
+            output = tree_map_only(Tensor, _writable_copy, self._outputs[unit][self._batch])
         else:
             output = forward(*args, **kwargs)
             if self._storing and self._place == self._end:
@@ -158,19 +158,19 @@ class Replay:
 
 
 def _without_values(tensor: Tensor) -> Tensor:
-    """One of the same shape that takes no memory."""
+    """Return a tensor of the same shape that takes no memory."""
     return tensor.new_zeros(()).expand(tensor.shape)
 
 
-def _given_away(tensor: Tensor) -> Tensor:
-    """A copy, which may be written to; of a tensor without values, any values will do."""
+def _writable_copy(tensor: Tensor) -> Tensor:
+    """Return a copy; of a tensor `_without_values`, an uninitialised one."""
     if tensor.is_floating_point() and tensor.dim() and not any(tensor.stride()):
         return tensor.new_empty(tensor.shape)
     return tensor.clone()
 
 
 def _blocks(module: nn.Module, listed: bool) -> Iterator[nn.Module]:
-    """The elements of outermost containers that have parameters; those of containers within containers."""
+    """Yield the elements of the containers (Sequential, ModuleList) in a module that have parameters."""
     for child in module.children():
         if type(child) in (nn.Sequential, nn.ModuleList):
             yield from _blocks(child, True)

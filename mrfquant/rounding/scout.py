@@ -1,4 +1,4 @@
-"""The order in which a network uses its weights and norms, found by running it once on every batch."""
+"""Find the order in which a network uses its weights and norms, by running it once on every batch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mrfquant.rounding.watch import Use, Watch
 
 
 @dataclass
-class Step:
-    """What is treated at once. Places in a forward are numbers: 2 i + 1 within unit i, 2 i between unit i - 1 and i.
+class CalibrationStep:
+    """Weights calibrated together. Positions in a forward pass: 2i + 1 inside unit i, 2i before it.
 
     Attributes:
-        names: of weights with the same inputs, or of one norm; none where a unit's outputs are to be stored.
-        first: place of the first use.
-        last: place of the last use.
-        uses: how many there are in every forward, if that is known: it may end after them.
-        sums: or after their outputs have been added to something.
+        names: weights with the same inputs, or one norm; empty where the outputs of a unit are stored.
+        first: position of the first use.
+        last: position of the last use.
+        uses: number of uses in every forward pass, if it is constant: the pass can end after them.
+        sums: whether the pass has to go on until their outputs have been added to something.
     """
 
     names: list[str]
@@ -31,9 +31,9 @@ class Step:
 
 
 @dataclass
-class _Known:
-    """What is known of a weight or norm: places, the number of uses in each batch and of those that are parts of sums,
-    whether the network chose their inputs, and the weight before it that has the same inputs."""
+class _Usage:
+    """Uses of a weight or norm: their positions, their number in each batch, how many are added to something, whether
+    the network's activations selected the inputs, and the weight used before on the same inputs."""
 
     first: int
     last: int
@@ -43,23 +43,20 @@ class _Known:
     like: str | None = None
 
 
-class Scout(Watch):
-    """Finds the steps of a walk; it keeps none of the tensors that it sees but one.
+class StepFinder(Watch):
+    """Finds the calibration steps, and in `read` the units whose outputs are read by others than the next unit.
 
     Args:
-        weights: to round, by name.
+        weights: the weights to round, by name.
         norms: batch norms, by name.
-        place: tells where in a forward the network is.
-
-    Attributes:
-        read: the units whose outputs others than the next one read.
+        place: returns the present position in the forward pass.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], norms: Mapping[str, nn.Module], place: Callable[[], int]) -> None:
         super().__init__(weights, norms)
         self.read: set[int] = set()
         self._weights, self._place = weights, place
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _Usage] = {}
         self._last: tuple[str, Tensor] | None = None  # the weight that was used last, and its inputs
         self._batches = 0
 
@@ -67,19 +64,19 @@ class Scout(Watch):
         place = self._place()
         if name not in self._known:
             same = self._last is not None and self._last[1] is inputs and name in self._weights
-            self._known[name] = _Known(place, place, like=self._last[0] if same and self._last else None)
+            self._known[name] = _Usage(place, place, like=self._last[0] if same and self._last else None)
         known = self._known[name]
         known.first, known.last = min(known.first, place), max(known.last, place)
         self._last = (name, inputs) if name in self._weights else None
         self.uses.append(Use(name, None, inputs.new_empty(0), routed))
         return self.uses[-1]
 
-    def touched(self, unit: int) -> None:
+    def unit_read(self, unit: int) -> None:
         if unit != self._place() // 2 - 1:
             self.read.add(unit)
 
     def end_of_batch(self) -> None:
-        """Count what was used."""
+        """Count the uses of a batch."""
         for name, known in self._known.items():
             uses = [use for use in self.uses if use.name == name]
             known.uses.append(len(uses))
@@ -89,9 +86,9 @@ class Scout(Watch):
         self.uses.clear()
         self._last = None
 
-    def steps(self) -> list[Step]:
-        """In the order of the first uses."""
-        steps: dict[str, Step] = {}
+    def steps(self) -> list[CalibrationStep]:
+        """Return the steps in the order of their first uses."""
+        steps: dict[str, CalibrationStep] = {}
         for name, known in self._known.items():
             regular = known.added in (0, sum(known.uses)) and known.uses == known.uses[:1] * self._batches
             count = known.uses[0] if regular and not known.routed else None
@@ -102,5 +99,5 @@ class Scout(Watch):
                 before.uses += count
                 steps[name] = before
             else:
-                steps[name] = Step([name], known.first, known.last, count, known.added > 0)
+                steps[name] = CalibrationStep([name], known.first, known.last, count, known.added > 0)
         return list({id(step): step for step in steps.values()}.values())

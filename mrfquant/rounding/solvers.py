@@ -1,4 +1,4 @@
-"""Solvers of a layer's rounding problem, by name. Each answers with labels and a problem whose scales fit them."""
+"""Solvers of a layer's rounding problem. Each returns labels and a problem whose scales fit them."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from mrfquant.rounding.problem import LayerProblem
 
 Answer = tuple[Tensor, LayerProblem]  # labels (n, rows), and the problem with their scales
 
-SCALES = (0.9, 1.0, 1.15, 1.3)
+SCALE_FACTORS = (0.9, 1.0, 1.15, 1.3)
 JOINT_ROUNDS = 10  # of labels for scales, scales for labels
-SMALLEST = 64  # variables of a row below which torch is as fast: small problems need not wait for numba
-ROWS = 16  # that are worth a thread
-SWEEPS = 1000  # more than any row takes
-LARGEST = 2**27  # numbers in the largest tensor of a tree's moves
-TOLERANCE = 1e-5  # gains that are smaller, in units of the squared scale times the curvature, are rounding errors
+MIN_COMPILED_SIZE = 64  # variables of a row below which torch is as fast: small problems need not wait for numba
+ROWS_PER_THREAD = 16
+MAX_SWEEPS = 1000  # more than any row takes
+MAX_TREE_TENSOR = 2**27  # numbers in the largest tensor of a tree's moves
+MIN_GAIN = 1e-5  # smaller gains, in units of the squared scale times the curvature, are floating-point errors
 
 
-class RoundingSolver(ABC):
+class LayerSolver(ABC):
     """Chooses the labels of a layer.
 
     Args:
-        scales: what each row's first scale is multiplied with; every candidate is solved, and the best of each row is
-            kept. After that the scales are the best ones for the labels in any case.
+        scales: factors of each row's initial scale; all are tried, and the best of each row is kept. In the end scales
+            are fitted to the labels.
     """
 
     name: str
 
-    def __init__(self, scales: Sequence[float] = SCALES) -> None:
+    def __init__(self, scales: Sequence[float] = SCALE_FACTORS) -> None:
         if not scales or not all(0 < factor < math.inf for factor in scales):
             raise BadSetting(f"{type(self).__name__}.scales", scales, "a list of numbers above 0, as [1.0]")
         self.scales = tuple(scales)
 
     def solve(self, problem: LayerProblem, start: Answer | None = None) -> Answer:
-        """Labels and scales of low energy, from another solver's answer if one is given."""
+        """Find labels and scales of low energy, from another solver's answer if one is given."""
         if start is not None:
             return self.solve_scaled(start[1], start[0])
-        # Candidates are further rows of one problem: they cost less than as many problems.
+        # Candidates are further rows of one problem, which is faster than several problems.
         return best_of_rows(self.solve_scaled(problem.scaled(self.scales), None), len(self.scales))
 
     @abstractmethod
     def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
-        """The same from the scales that the problem has, and from labels (n, rows) if they are given."""
+        """Find labels from the problem's scales, and from labels (n, rows) if they are given."""
 
 
 @configurable
-class RoundNearest(RoundingSolver):
+class RoundNearest(LayerSolver):
     """The nearest level, each weight by itself."""
 
     name = "nearest"
@@ -64,16 +64,16 @@ class RoundNearest(RoundingSolver):
 
     def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
         labels = problem.nearest(problem.w)
-        return labels, problem.rescaled(labels)
+        return labels, problem.refit_scales(labels)
 
 
 @configurable
-class RoundGPTQ(RoundingSolver):
-    """Greedy with error feedback (Frantar et al., 2023): one weight after the other takes its nearest level, and those
-    that are still free make up for the error as well as real numbers can.
+class RoundGPTQ(LayerSolver):
+    """Greedy with error feedback (Frantar et al., 2023): one weight after the other takes its nearest level, and the
+    remaining real weights compensate for the error.
 
     Args:
-        by_activation: the inputs with the largest second moment first, instead of in their order.
+        by_activation: take the inputs with the largest second moment first, instead of in their order.
     """
 
     name = "gptq"
@@ -87,7 +87,7 @@ class RoundGPTQ(RoundingSolver):
         if self.by_activation:
             order = problem.a.diagonal().argsort(descending=True)
         ordered = problem.permuted(order)
-        # Row j of the upper factor of the inverse says how the variables after j answer to an error of j.
+        # Row j of the upper factor of the inverse says how the variables after j compensate for an error of j.
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(ordered.a.double()))
         factor = torch.linalg.cholesky(inverse, upper=True).to(problem.w.dtype)
         w, labels = ordered.w.clone(), torch.empty_like(ordered.w, dtype=torch.int64)
@@ -96,23 +96,22 @@ class RoundGPTQ(RoundingSolver):
             error = (w[j] - ordered.values(labels[j], j)) / factor[j, j]
             w[j + 1 :].addr_(factor[j, j + 1 :], error, alpha=-1)
         labels = labels[order.argsort()]
-        return labels, problem.rescaled(labels)
+        return labels, problem.refit_scales(labels)
 
 
 @configurable
-class RoundICM(RoundingSolver):
-    """Iterated conditional modes: each weight its best level given the others, and each row its best scale, until
-    nothing changes; then again and again after a kick, which moves some labels to a neighbour at random. It starts from
-    gptq's best answer, the largest inputs first, unless told otherwise.
+class RoundICM(LayerSolver):
+    """Iterated conditional modes: each weight takes its best level given the others, and each row its best scale, until
+    nothing changes; then again after random kicks. By default it starts from gptq's answer by activation.
 
     Args:
-        kicks: how many; each row keeps the best that it has seen.
-        kicked: the share of the labels that a kick moves.
+        kicks: number of kicks, which move some labels to a neighbour at random; each row keeps its best labels.
+        kicked: the fraction of the labels that a kick moves.
     """
 
     name = "icm"
 
-    def __init__(self, scales: Sequence[float] = SCALES, kicks: Whole = 50, kicked: Fraction = 0.005) -> None:
+    def __init__(self, scales: Sequence[float] = SCALE_FACTORS, kicks: Whole = 50, kicked: Fraction = 0.005) -> None:
         super().__init__(scales)
         self.kicks, self.kicked = kicks, kicked
 
@@ -124,18 +123,18 @@ class RoundICM(RoundingSolver):
             start = RoundGPTQ(by_activation=True).solve_scaled(problem, None)[0]
         labels, problem = descend(problem, start)
         if self.kicks:
-            labels, problem = descend(problem, _kicked_modes(problem, labels, self.kicks, self.kicked))
+            labels, problem = descend(problem, _kick_and_descend(problem, labels, self.kicks, self.kicked))
         return labels, problem
 
 
 @configurable
-class RoundMeanField(RoundingSolver):
-    """Mean-field, one variable after the other, annealed: the mean of each is that of softmax(-beta E), given the means
-    of the others. It starts from the trained weights themselves, or from an answer's levels, and ends with `icm`; its
-    scales are those of gptq's best answer.
+class RoundMeanField(LayerSolver):
+    """Annealed sequential mean-field: the mean of each variable is that of softmax(-beta E), given the means of the
+    others. It starts from the trained weights, or from an answer's levels, and ends with `icm`; its scales are those of
+    gptq's best answer.
 
     Args:
-        sweeps: over all variables.
+        sweeps: number of sweeps over all variables.
         hottest: the first inverse temperature, in units of 1 / (mean diagonal of A x squared gap of the levels).
         coldest: the last one; geometric between them.
     """
@@ -144,7 +143,7 @@ class RoundMeanField(RoundingSolver):
 
     def __init__(
         self,
-        scales: Sequence[float] = SCALES,
+        scales: Sequence[float] = SCALE_FACTORS,
         sweeps: Count = 40,
         hottest: Positive = 2.0,
         coldest: Positive = 300.0,
@@ -166,7 +165,7 @@ class RoundMeanField(RoundingSolver):
         return RoundICM().solve_scaled(problem, problem.nearest(means))
 
     def betas(self, problem: LayerProblem) -> Iterator[Tensor]:
-        """Inverse temperatures of the rows, (rows,), a sweep after the other."""
+        """Yield the inverse temperatures of the rows, (rows,), of each sweep."""
         gap = (problem.levels[-1] - problem.levels[0]) / (len(problem.levels) - 1) * problem.scale.mean(0)
         unit = 1 / (problem.a.diagonal().mean() * gap.square())
         for k in range(self.sweeps):
@@ -176,19 +175,17 @@ class RoundMeanField(RoundingSolver):
 @configurable
 class RoundTree(RoundMeanField):
     """Moves along the maximum spanning tree of |A|, from the answers of mean-field and of `icm`, until none lowers the
-    energy: the best labels of the whole tree at once, by max-product with the other couplings at the present labels,
-    and the best labels of both ends of every edge. Where all couplings lie on the tree, it is exact.
+    energy: the best labels of the whole tree by max-product, with the other couplings at the present labels, and the
+    best labels of both ends of every edge. Where all couplings lie on the tree, it is exact.
 
-    The tree enters at zero temperature only. Annealing with the tree's correlations and the means of everything else
-    overshoots on these dense couplings: neighbours of one variable that are coupled to each other, too, all answer to
-    it at full strength. Annealing disjoint pairs of the tree jointly is sound, and was worse than single variables.
+    The tree is used at zero temperature only: annealed with its correlations, means overshoot on dense couplings.
     """
 
     name = "tree"
 
     def __init__(
         self,
-        scales: Sequence[float] = SCALES,
+        scales: Sequence[float] = SCALE_FACTORS,
         sweeps: Count = 15,
         hottest: Positive = 2.0,
         coldest: Positive = 300.0,
@@ -202,7 +199,7 @@ class RoundTree(RoundMeanField):
 
 
 def best_of_rows(answer: Answer, count: int) -> Answer:
-    """Of `count` candidates for each row, which follow each other as further rows, the one with the least energy."""
+    """Choose the one of least energy among `count` candidates for each row, which follow each other as further rows."""
     labels, problem = answer
     energy = problem.energy(problem.values(labels)).view(count, -1)
     rows = energy.argmin(0) * energy.shape[1] + torch.arange(energy.shape[1], device=energy.device)
@@ -210,11 +207,7 @@ def best_of_rows(answer: Answer, count: int) -> Answer:
 
 
 def mean_field_sweep(problem: LayerProblem, means: Tensor, beta: Tensor) -> None:
-    """Update the distribution of each variable given the means of the others: never increases the free energy.
-
-    Args:
-        means: (n, rows), changed in place. beta: (rows,).
-    """
+    """Update the means (n, rows) in place, each given the others, at beta (rows,): never increases the free energy."""
     diagonal = problem.a.diagonal()
 
     def update(j: int, field: Tensor) -> Tensor:
@@ -225,44 +218,44 @@ def mean_field_sweep(problem: LayerProblem, means: Tensor, beta: Tensor) -> None
 
 
 def descend(problem: LayerProblem, labels: Tensor, tree: SpanningTree | None = None) -> Answer:
-    """Lower the energy until nothing does: labels one by one (with a tree, along its edges and all together), then the
-    scales for the labels, and so on."""
+    """Alternate label moves (of single variables; with a tree, also along its edges and of the whole tree) and least
+    squares for the scales, until no move lowers the energy."""
     labels, fitted = labels.clone(), problem
     active = torch.arange(labels.shape[1], device=labels.device)  # rows that may still change
     for _ in range(JOINT_ROUNDS):
-        part, before = fitted.rows(active).rescaled(labels[:, active]), labels[:, active]
-        after = _conditional_modes(part, before)
+        part, before = fitted.rows(active).refit_scales(labels[:, active]), labels[:, active]
+        after = _descend_labels(part, before)
         if tree is not None:
-            some = max(1, LARGEST // (len(part.levels) ** 2 * part.n))
+            some = max(1, MAX_TREE_TENSOR // (len(part.levels) ** 2 * part.n))
             rows = torch.arange(len(active), device=labels.device).split(some)
             after = torch.cat([_tree_moves(part.rows(index), after[:, index], tree) for index in rows], 1)
         labels[:, active], fitted = after, fitted.with_rows(active, part)
         active = active[(after != before).any(0)]
         if not len(active):
             break
-    return labels, fitted.rescaled(labels)
+    return labels, fitted.refit_scales(labels)
 
 
-def _conditional_modes(problem: LayerProblem, labels: Tensor) -> Tensor:
-    """Each variable its best level given the others, one after the other, until none gains anything."""
-    if (compiled := _compiled()) is not None and problem.n >= SMALLEST and problem.w.device.type == "cpu":
+def _descend_labels(problem: LayerProblem, labels: Tensor) -> Tensor:
+    """Give each variable its best level given the others, one after the other, until none gains anything."""
+    if (compiled := _compiled()) is not None and problem.n >= MIN_COMPILED_SIZE and problem.w.device.type == "cpu":
         return compiled(problem, labels, 0, 0)
     labels = labels.clone()
     active = torch.arange(labels.shape[1], device=labels.device)  # rows that may still change
     while len(active):
         part, before = problem.rows(active), labels[:, active]
         values = part.values(before)
-        _modes_sweep(part, values)
+        _descend_once(part, values)
         after = part.nearest(values)
         labels[:, active] = after
         active = active[(after != before).any(0)]
     return labels
 
 
-def _kicked_modes(problem: LayerProblem, labels: Tensor, kicks: int, share: float) -> Tensor:
-    """`_conditional_modes` again and again, each time from the best labels so far with a share of them moved."""
+def _kick_and_descend(problem: LayerProblem, labels: Tensor, kicks: int, share: float) -> Tensor:
+    """Repeat `_descend_labels` from the best labels so far, with a fraction of them moved."""
     moves = max(1, round(share * problem.n))
-    if (compiled := _compiled()) is not None and problem.n >= SMALLEST and problem.w.device.type == "cpu":
+    if (compiled := _compiled()) is not None and problem.n >= MIN_COMPILED_SIZE and problem.w.device.type == "cpu":
         return compiled(problem, labels, kicks, moves)
     generator = torch.Generator().manual_seed(0)  # the same answer at every call
     rows = torch.arange(labels.shape[1], device=labels.device)
@@ -275,28 +268,28 @@ def _kicked_modes(problem: LayerProblem, labels: Tensor, kicks: int, share: floa
             if problem.free is not None:
                 moved = torch.where(problem.free[j, rows], moved, trial[j, rows])
             trial[j, rows] = moved
-        trial = _conditional_modes(problem, trial)
+        trial = _descend_labels(problem, trial)
         better = problem.energy(problem.values(trial)) < problem.energy(problem.values(labels))
         labels = torch.where(better, trial, labels)
     return labels
 
 
-def _modes_sweep(problem: LayerProblem, values: Tensor) -> None:
-    """Each variable of values (n, rows) its best level given the others, once."""
+def _descend_once(problem: LayerProblem, values: Tensor) -> None:
+    """Give each variable of values (n, rows) its best level given the others, once."""
     curvature = problem.a.diagonal()
 
     def update(j: int, field: Tensor) -> Tensor:
         new = problem.values(problem.nearest(values[j] - field / curvature[j], j), j)
         change = new - values[j]
         gain = -change * (field + curvature[j] / 2 * change)
-        return torch.where(gain > TOLERANCE * problem.scale[j].square() * curvature[j], new, values[j])
+        return torch.where(gain > MIN_GAIN * problem.scale[j].square() * curvature[j], new, values[j])
 
     problem.sweep(values, update)
 
 
 @functools.cache
 def _compiled() -> Callable[[LayerProblem, Tensor, int, int], Tensor] | None:
-    """Both in a compiled loop, if numba is there; its kicks are others, drawn row by row."""
+    """Return both as a compiled loop, None without numba; its kicks differ, being drawn row by row."""
     try:
         from mrfquant.kernels.descent import descend_rows
         from mrfquant.kernels.jit import parallel_ranges
@@ -309,16 +302,16 @@ def _compiled() -> Callable[[LayerProblem, Tensor, int, int], Tensor] | None:
         tensors = (problem.a.contiguous(), fields, chosen, problem.levels, problem.scale.T.contiguous())
         free = torch.ones_like(chosen[:, :0], dtype=torch.bool) if problem.free is None else problem.free.T.contiguous()
         arrays = [tensor.numpy() for tensor in (*tensors, free)]
-        loop = functools.partial(descend_rows, *arrays, TOLERANCE, SWEEPS, kicks, moves)
-        parallel_ranges(loop, len(chosen), ROWS)
+        loop = functools.partial(descend_rows, *arrays, MIN_GAIN, MAX_SWEEPS, kicks, moves)
+        parallel_ranges(loop, len(chosen), ROWS_PER_THREAD)
         return chosen.T.contiguous()
 
     return run
 
 
 def _tree_moves(problem: LayerProblem, labels: Tensor, tree: SpanningTree) -> Tensor:
-    """The best labels of the whole tree with the couplings off it at the present labels, in the rows where they are
-    better; then the best labels of every two neighbours in the tree, given the others."""
+    """Choose the best labels of the whole tree, with the couplings off it at the present labels, in the rows where they
+    are better; then those of every two neighbours in the tree, given the others."""
     errors, diagonal = problem.values(labels) - problem.w, problem.a.diagonal()[:, None]
     couplings, fields = torch.zeros_like(errors), problem.a @ errors - diagonal * errors
     for below, above in tree.levels:
@@ -336,7 +329,7 @@ def _tree_moves(problem: LayerProblem, labels: Tensor, tree: SpanningTree) -> Te
 
 
 def _pair_moves(problem: LayerProblem, labels: Tensor, edges: list[tuple[int, int]]) -> Tensor:
-    """The best labels of both ends of every edge, jointly, given the others; one sweep."""
+    """Choose the best labels of both ends of every edge, jointly, given the others; one sweep."""
     barred = problem.barred(labels)
     labels, values, d = labels.clone(), problem.values(labels), len(problem.levels)
     fields = problem.a @ (values - problem.w)

@@ -1,4 +1,4 @@
-"""The walk over a network that is being rounded: the float and the rounded network side by side, step by step."""
+"""Round a network layer by layer, running the float and the partly rounded network side by side."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
 from mrfquant.labelling import LevelSet
-from mrfquant.rounding.answers import Found, Journal, LayerReport
-from mrfquant.rounding.moments import Moments, NormStatistics, pairs
+from mrfquant.rounding.answers import Journal, LayerReport, RoundedWeight
 from mrfquant.rounding.replay import Replay
-from mrfquant.rounding.scout import Step
+from mrfquant.rounding.scout import CalibrationStep
+from mrfquant.rounding.statistics import LayerStatistics, NormStatistics
 from mrfquant.rounding.watch import Use, Watch
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
-class Trained:
-    """Tensors of a network as they were trained, of those that were changed."""
+class TrainedValues:
+    """Copies of the tensors that rounding has changed, as they were trained."""
 
     def __init__(self) -> None:
         self._values: list[tuple[Tensor, Tensor]] = []
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Remember a tensor before it is changed; returns the copy."""
+        """Copy a tensor that is about to be changed, and return the copy."""
         copy = tensor.detach().clone(memory_format=torch.preserve_format)
         self._values.append((tensor, copy))
         return copy
@@ -39,8 +39,8 @@ class Trained:
                 tensor.copy_(value)
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Let the network compute with them for a while."""
+    def swapped_in(self) -> Iterator[None]:
+        """Let the network compute with the trained values."""
         present = [tensor.data for tensor, _ in self._values]
         try:
             for tensor, value in self._values:
@@ -50,40 +50,37 @@ class Trained:
             for (tensor, _), data in zip(self._values, present, strict=True):
                 tensor.data = data
 
-    def __len__(self) -> int:
-        return len(self._values)
-
 
 @dataclass
 class Walk:
-    """Rounds the weights of a network in place, in the order of their first uses.
+    """Rounds the weights of a network in place, in the order of their first use.
 
     Attributes:
         replay: runs the network.
-        weights: to round, by name.
-        levels: of the weights.
-        solve: finds the labels of a weight, given its moments.
-        journal: keeps what was found, and knows what an earlier walk has found.
-        report: called when a weight is rounded.
-        float_targets: the outputs to reach are the float network's.
-        norms: those whose statistics are to follow, by name.
+        weights: the weights to round, by name.
+        levels: their levels.
+        solve: finds the labels of a weight from its statistics.
+        journal: stores results, and returns those of an interrupted call.
+        report: called with each rounded layer.
+        float_targets: whether layers should give the outputs of the float network.
+        norms: batch norms to recalibrate, by name.
         generator: draws pixels.
-        trained: keeps what is changed.
+        trained: the tensors that were changed.
     """
 
     replay: Replay
     weights: dict[str, Tensor]
     levels: Mapping[str, LevelSet]
-    solve: Callable[[Moments], tuple[Found, LayerReport]]
+    solve: Callable[[LayerStatistics], tuple[RoundedWeight, LayerReport]]
     journal: Journal
     report: Callable[[LayerReport], None]
     float_targets: bool
     norms: dict[str, BatchNorm]
     generator: torch.Generator
-    trained: Trained = field(default_factory=Trained)
+    trained: TrainedValues = field(default_factory=TrainedValues)
 
-    def run(self) -> dict[str, Found]:
-        """Labels and scales of every weight."""
+    def run(self) -> dict[str, RoundedWeight]:
+        """Round every weight and return the results by name."""
         steps = self.replay.steps(self.weights, self.norms)
         used = {name for step in steps for name in step.names}
         for name in self.weights:
@@ -92,32 +89,32 @@ class Walk:
                     f"no batch reaches {name} as the weight of a linear layer or a convolution: exclude it, or give "
                     "batches that use it"
                 )
-        answers: dict[str, Found] = {}
+        answers: dict[str, RoundedWeight] = {}
         pending = dict(self.weights)
         for step in steps:
             if not step.names:
-                self._gather(step, pending, lambda *_: None)
-                self.replay.carried(step.first // 2)
+                list(self._run_both(step, pending))  # stores the outputs of a unit
+                self.replay.drop_outputs_before(step.first // 2)
             elif step.names[0] in self.norms:
                 if answers:
-                    self._follow(step, pending)
+                    self._recalibrate(step, pending)
             else:
-                for name, answer in self._answers(step, pending):
+                for name, answer in self._rounded_weights(step, pending):
                     del pending[name]
                     self.trained.keep(self.weights[name])
                     self.weights[name].copy_(answer.values(self.levels[name]))
                     answers[name] = answer
         return answers
 
-    def _answers(self, step: Step, pending: Mapping[str, Tensor]) -> Iterator[tuple[str, Found]]:
-        """Of the weights of a step."""
+    def _rounded_weights(
+        self, step: CalibrationStep, pending: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, RoundedWeight]]:
+        """Yield (name, rounded weight) for each weight of a calibration step."""
         known = {name: self.journal.read(name) for name in step.names}
-        missing = [name for name, entry in known.items() if entry is None]
-        moments = self._moments(step, pending) if missing else {}
-        for name in step.names:
-            entry = known[name]
+        statistics = self._collect_statistics(step, pending) if None in known.values() else {}
+        for name, entry in known.items():
             if entry is None:
-                answer, layer = self.solve(moments[name])
+                answer, layer = self.solve(statistics[name])
                 self.journal.write(name, answer, layer, self.generator.get_state())
             else:
                 answer, layer, state = entry
@@ -125,40 +122,39 @@ class Walk:
             self.report(layer)
             yield name, answer
 
-    def _moments(self, step: Step, pending: Mapping[str, Tensor]) -> dict[str, Moments]:
-        """Of the weights of a step."""
+    def _collect_statistics(self, step: CalibrationStep, pending: Mapping[str, Tensor]) -> dict[str, LayerStatistics]:
+        """Collect statistics for a step's weights."""
         count = len(self.replay.batches)
-        found = {name: Moments(name, self.weights[name], count, self.generator) for name in step.names}
-
-        def add(exact: list[Use], present: list[Use]) -> None:
-            for float_use, use in pairs(exact, present):
-                found[use.name].add(float_use if self.float_targets else None, use)
-
-        self._gather(step, pending, add)
+        found = {name: LayerStatistics(name, self.weights[name], count, self.generator) for name in step.names}
+        for float_use, use in self._run_both(step, pending):
+            found[use.name].add(float_use if self.float_targets else None, use)
         return found
 
-    def _follow(self, step: Step, pending: Mapping[str, Tensor]) -> None:
-        """Let the statistics of a norm follow its inputs."""
+    def _recalibrate(self, step: CalibrationStep, pending: Mapping[str, Tensor]) -> None:
+        """Change the statistics of a batch norm as rounding has changed its inputs."""
         norm = self.norms[step.names[0]]
         mean, variance = norm.running_mean, norm.running_var
         assert mean is not None
         assert variance is not None
         statistics = NormStatistics(len(mean), mean.device)
-
-        def add(exact: list[Use], present: list[Use]) -> None:
-            for float_use, use in pairs(exact, present):
-                statistics.add(float_use, use)
-
-        self._gather(step, pending, add)
+        for float_use, use in self._run_both(step, pending):
+            statistics.add(float_use, use)
         statistics.transfer(norm, self.trained.keep(mean), self.trained.keep(variance))
 
-    def _gather(self, step: Step, pending: Mapping[str, Tensor], add: Callable[[list[Use], list[Use]], None]) -> None:
-        """Run both networks on every batch as far as a step needs, and give what is used on the way."""
+    def _run_both(self, step: CalibrationStep, pending: Mapping[str, Tensor]) -> Iterator[tuple[Use | None, Use]]:
+        """Run both networks on every batch as far as a step needs, and yield their uses as `_matched` does."""
         for index in range(len(self.replay.batches)):
             seen = []
             for as_float in (True, False):
                 watch = Watch(pending, self.norms, step.names, step.uses, step.sums)
-                with self.trained.in_place() if as_float else nullcontext():
+                with self.trained.swapped_in() if as_float else nullcontext():
                     self.replay.run(step, index, as_float, watch)
                 seen.append(watch.uses)
-            add(*seen)
+            yield from _matched(*seen)
+
+
+def _matched(exact: list[Use], present: list[Use]) -> Iterator[tuple[Use | None, Use]]:
+    """Yield the uses by the rounded network, each with that of the float one, or None where that has other inputs."""
+    for number, use in enumerate(present):
+        alike = len(exact) == len(present) and exact[number].inputs.shape == use.inputs.shape
+        yield (exact[number] if alike and not use.routed else None), use

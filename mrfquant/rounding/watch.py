@@ -1,4 +1,4 @@
-"""Watching a network compute: which weights are used on what, and what is added to what comes of it."""
+"""Record each use of a weight in a forward pass, its inputs, and the residual branch its output is added to."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ CHOICES = {torch.index_select, Tensor.index_select, torch.gather, Tensor.gather,
     torch.masked_select,
     Tensor.masked_select,
 }
-Back = Callable[[Tensor], Tensor]  # a change of a later tensor as the change of the output that makes it
+Back = Callable[[Tensor], Tensor]  # maps a change of a later tensor to the change of the layer's output that causes it
 
 
-class Reached(Exception):
-    """The rest of the forward is not needed."""
+class StopForward(Exception):
+    """Ends a forward pass whose rest is not needed."""
 
 
 @dataclass
 class Use:
-    """A call of a weight or of a norm that is watched.
+    """One use of a watched weight or norm.
 
     Attributes:
-        name: of the weight or norm.
-        product: what was computed; None for a norm.
-        inputs: of it.
-        shortcut: what a weight's outputs, or what comes of them, are added to; None where there is no such sum.
-        back: from a change of that sum to the change of the outputs behind it.
-        routed: its inputs were chosen by what the network computed: another network may choose others.
-        added: its outputs are added to something, be it the result of weights that are not rounded yet.
+        name: name of the weight or norm.
+        product: the product that was computed; None for a norm.
+        inputs: its inputs.
+        routed: whether the network's own activations selected the inputs, so that another network may select others.
+        added: whether the output is added to another tensor.
+        shortcut: that tensor, if it does not depend on weights that are not rounded yet.
+        back: maps a change of the sum to a change of the layer's output.
     """
 
     name: str
@@ -58,14 +58,14 @@ class Use:
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of a tensor.
+    """How a tensor was computed.
 
     Attributes:
         computed: it depends on the weights of some layer.
         pending: it depends on weights that are not rounded yet.
-        routed: which inputs it has was chosen by what the network computed.
-        units: the numbers of those units of which it is made since the last one.
-        branch: the use that it comes of, and the way back, where there is nothing but an affine map between them.
+        routed: the network's own activations selected its inputs.
+        units: numbers of the units whose outputs it was computed from.
+        branch: the use that it is an affine map of, and the way back to its output.
     """
 
     computed: bool = False
@@ -79,17 +79,14 @@ UNKNOWN = Origin()
 
 
 class Watch(TorchFunctionMode):
-    """While it is on, uses of a weight or a norm are recorded.
+    """Records the uses of weights and norms while it is active, in `uses`.
 
     Args:
-        pending: the weights that are not rounded yet, by name.
+        pending: weights that are not rounded yet, by name.
         norms: batch norms, by name.
-        wanted: the names of those whose uses are recorded.
-        enough: the number of uses after which the forward ends by Reached.
-        sums: it ends when they are parts of sums.
-
-    Attributes:
-        uses: of what is wanted, in their order.
+        wanted: names of the weights and norms to record.
+        enough: raise StopForward after this many uses.
+        sums: raise it only once all their outputs have been added to something.
     """
 
     def __init__(
@@ -109,7 +106,7 @@ class Watch(TorchFunctionMode):
         self._origins: Any = WeakIdKeyDictionary()
 
     def used(self, name: str, product: Product | None, inputs: Tensor, routed: bool) -> Use | None:
-        """Called whenever a pending weight or a norm is used; gives a use whose output is to be followed."""
+        """Record the use of a pending weight or a norm; return it if its output is to be followed."""
         if name not in self.wanted:
             return None
         ends = len(self.uses) + 1 == self.enough and not self.sums
@@ -117,14 +114,14 @@ class Watch(TorchFunctionMode):
             inputs, product = inputs.clone(), product and product.copied()
         self.uses.append(Use(name, product, inputs, routed))
         if ends:
-            raise Reached
+            raise StopForward
         return self.uses[-1]
 
-    def touched(self, unit: int) -> None:
-        """Called with the number of a unit whenever what is made of its output is read."""
+    def unit_read(self, unit: int) -> None:
+        """Take note that a tensor computed from the output of this unit was read."""
 
     def mark(self, unit: int, tensor: Tensor) -> None:
-        """A tensor is the output of a unit."""
+        """Mark a tensor as the output of a unit."""
         self._origins[tensor] = replace(self._origin(tensor), computed=True, units=frozenset([unit]))
 
     def __torch_function__(
@@ -138,22 +135,24 @@ class Watch(TorchFunctionMode):
             return func(*args, **kwargs)
         given = [self._origin(tensor) for tensor in _tensors((args, kwargs))]
         if func in ADDITIONS:
-            self._added(args, kwargs)
+            self._record_residual(args, kwargs)
         output = func(*args, **kwargs)
         origin = Origin(
             computed=func in ARGUMENTS or any(of.computed for of in given),
             pending=any(of.pending for of in given),
-            routed=any(of.routed for of in given) or (func in CHOICES and self._chosen(args, kwargs)),
+            routed=any(of.routed for of in given),
             units=frozenset().union(*(of.units for of in given)),
         )
+        if func in CHOICES and any(self._origin(index).computed for index in _tensors((args[1:], kwargs))):
+            origin = replace(origin, routed=True)
         for unit in origin.units:
-            self.touched(unit)
+            self.unit_read(unit)
         if func in ARGUMENTS:
             origin = self._product(func, args, kwargs, output, origin)
         elif func is functional.batch_norm:
             origin = self._norm(args, kwargs, origin)
         else:
-            origin = replace(origin, branch=self._onwards(func, args, kwargs))
+            origin = replace(origin, branch=self._continue_branch(func, args, kwargs))
         for tensor in _tensors(args[0] if func is Tensor.__setitem__ else output):
             self._origins[tensor] = origin
         return output
@@ -185,10 +184,10 @@ class Watch(TorchFunctionMode):
         if branch is None:
             return origin
         use, back = branch
-        return replace(origin, branch=(use, lambda change: back(_divided(change, gain))))
+        return replace(origin, branch=(use, lambda change: back(_divide(change, gain))))
 
-    def _added(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Of two tensors that are added, one may come of the use that is watched and the other not."""
+    def _record_residual(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """On a + b where one operand comes from a watched layer, store the other as its shortcut."""
         shapes = [tensor.shape if isinstance(tensor, Tensor) else None for tensor in args]
         if len(shapes) != 2 or None in shapes or shapes[0] != shapes[1] or kwargs:
             return
@@ -200,12 +199,12 @@ class Watch(TorchFunctionMode):
                 if not self._origin(other).pending:
                     use.shortcut, use.back = other.clone(), back  # it may be written to
         if self.sums and len(self.uses) == self.enough and all(use.added for use in self.uses):
-            raise Reached
+            raise StopForward
 
-    def _onwards(
+    def _continue_branch(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Use, Back] | None:
-        """The branch of an output that has the input's values, in another shape or order."""
+        """Return the branch of an output that is a reshaped, transposed or scaled input."""
         first = args[0] if args else kwargs.get("input")
         if not isinstance(first, Tensor) or (branch := self._origin(first).branch) is None:
             return None
@@ -220,18 +219,14 @@ class Watch(TorchFunctionMode):
         return None
 
     def routed(self, tree: Any) -> bool:
-        """Whether a tensor in nested tuples, lists and dicts was chosen by what the network computed."""
+        """Return whether the network's own activations selected a tensor in nested tuples, lists and dicts."""
         return any(self._origin(tensor).routed for tensor in _tensors(tree))
-
-    def _chosen(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the indices of a choice depend on what the network computed."""
-        return any(self._origin(index).computed for index in _tensors((args[1:], kwargs)))
 
     def _origin(self, tensor: Tensor) -> Origin:
         return self._origins.get(tensor, UNKNOWN)
 
     def _name(self, weight: Tensor) -> str | None:
-        """The pending weight of which this is all, or some rows."""
+        """Return the name of the pending weight of which this tensor is all, or some rows."""
         place = weight.data_ptr()
         for name, (start, stop) in self._places.items():
             if start <= place < stop and weight.shape[1:] == self._pending[name].shape[1:]:
@@ -239,14 +234,14 @@ class Watch(TorchFunctionMode):
         return None
 
 
-def _divided(change: Tensor, gain: Tensor) -> Tensor:
-    """change / gain; where the gain is next to nothing, so is what the output can do about it."""
+def _divide(change: Tensor, gain: Tensor) -> Tensor:
+    """Return change / gain, and 0 where the gain is close to 0."""
     least = 1e-2 * gain.abs().mean()
     return torch.where(gain.abs() > least, change / gain, torch.zeros_like(change))
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dicts."""
+    """Yield the tensors in nested tuples, lists and dicts."""
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, (tuple, list)):
@@ -257,6 +252,6 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def _unguarded(func: Any) -> Callable[..., Any]:
-    """A function of torch without its question whether somebody is watching: what it calls is watched instead."""
+    """Return a function of torch without its `has_torch_function` check, so that its inner calls are intercepted."""
     names = {**func.__globals__, "has_torch_function": lambda _: False}
     return types.FunctionType(func.__code__, names, func.__name__, func.__defaults__)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mrfquant.mrf import FactorGraph, Result, Row, Solver, solve
+from mrfquant.mrf import FactorGraph, FieldSolver, Result, Row, solve
 from mrfquant.testing import fields as random_fields
 from mrfquant.testing.contract import Contract, seeded
 from mrfquant.testing.fields import Truth
@@ -27,10 +27,10 @@ class Answer:
     result: Result
 
 
-class SolverContract(Contract):
+class FieldSolverContract(Contract):
     """What `solve`, the commands and the tables rely on. Inherit it and name your solver:
 
-        class TestMySolver(SolverContract):
+        class TestMySolver(FieldSolverContract):
             part = MySolver
 
     It is run on small random fields, trees, grids and full graphs, of 2, 3 and mixed numbers of labels, with random,
@@ -57,14 +57,14 @@ class SolverContract(Contract):
         super().__init_subclass__(**kwargs)
         cls._answers = {}
 
-    def make(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, **settings: Any) -> Solver:
+    def make(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, **settings: Any) -> FieldSolver:
         """The solver on a field."""
         return self.part(graph, seed=seed, start=start, **{**self.settings, **settings})
 
-    def build(self, **settings: Any) -> Solver:
+    def build(self, **settings: Any) -> FieldSolver:
         return self.make(random_fields.field(self.fields[0]), **settings)
 
-    def run(self, solver: Solver, **limits: Any) -> Result:
+    def run(self, solver: FieldSolver, **limits: Any) -> Result:
         """To the end, or to other limits; with every iteration on record."""
         limits = {"iterations": self.iterations, "tolerance": self.tolerance, **limits}
         return solver.run(**limits, trace=True)

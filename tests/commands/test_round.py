@@ -132,8 +132,8 @@ def test_a_quantized_run_and_broken_weights_are_refused(float_run, tmp_path, cap
 def _round(model, images, solver="gptq"):
     names = {name: LevelSet([-1, 1]) for name, p in model.named_parameters() if p.dim() > 1}
     said = []
-    answers = Rounding(solver=solver).run(model, names, [images], lambda _: None, said.append)
-    return answers, said
+    result = Rounding(solver=solver).run(model, names, [images], lambda _: None, said.append)
+    return result.answers, said
 
 
 def test_other_layers_are_named():

@@ -72,7 +72,7 @@ def test_what_has_no_probability_may_be_forbidden():
     assert graph.expected_score(graph.one_hot(allowed)).item() == pytest.approx(graph.score(allowed).item())
     assert graph.expected_score(graph.uniform()).item() == -math.inf
     assert graph.factorised_bound(graph.uniform()) == -math.inf
-    soft = graph.floored()
+    soft = graph.without_hard_constraints()
     assert torch.isfinite(soft.score(every)).all()
     assert soft.score(allowed) == graph.score(allowed)
     possible = graph.score(every).isfinite()

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import mrfquant as mq
-from mrfquant.rounding import RoundingSolver
+from mrfquant.rounding import LayerSolver
 from mrfquant.rounding.solvers import RoundGPTQ, RoundNearest
 
 
@@ -214,7 +214,7 @@ def test_other_layers_stay_in_float():
     assert list(quiet(model, [torch.randn(30, 4)]).labels) == ["0.weight"]
 
 
-class Stops(RoundingSolver):
+class Stops(LayerSolver):
     """Fails at the third layer."""
 
     name = "stops"

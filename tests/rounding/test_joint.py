@@ -45,7 +45,7 @@ def _best(problem, start):
 def test_solvers_find_the_best_labels_of_the_free_variables(monkeypatch, name, d, compiled):
     if compiled:
         pytest.importorskip("numba")
-    monkeypatch.setattr(solvers, "SMALLEST", 0 if compiled else 10**9)
+    monkeypatch.setattr(solvers, "MIN_COMPILED_SIZE", 0 if compiled else 10**9)
     problem, start = _problem(d)
     labels, fitted = SOLVERS[name]().solve(problem, (start, problem))
     assert torch.equal(labels[~problem.free], start[~problem.free])

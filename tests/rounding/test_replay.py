@@ -79,12 +79,12 @@ def test_answers_are_those_of_whole_forwards(kind, monkeypatch):
     torch.manual_seed(0)
     model, x = kind(), torch.randn(40, 3)
     whole = copy.deepcopy(model)
-    carried = mq.round_network(model, [x[:30], x[30:]], solver="gptq", progress=False)
+    drop_outputs_before = mq.round_network(model, [x[:30], x[30:]], solver="gptq", progress=False)
     monkeypatch.setattr(replay, "_blocks", lambda *_: iter(()))
     expected = mq.round_network(whole, [x[:30], x[30:]], solver="gptq", progress=False)
-    assert carried.labels.keys() == expected.labels.keys()
+    assert drop_outputs_before.labels.keys() == expected.labels.keys()
     for name, labels in expected.labels.items():
-        assert torch.equal(labels, carried.labels[name]), name
+        assert torch.equal(labels, drop_outputs_before.labels[name]), name
     for name, value in whole.state_dict().items():
         assert torch.equal(value, model.state_dict()[name]), name
 

@@ -29,7 +29,7 @@ def _problem(n=6, rows=4, d=2, seed=0, inputs=40, group_size=None, zero_point=Fa
     x = torch.randn(inputs, n, generator=generator, dtype=torch.float64) + 0.7  # means couple, as after a ReLU
     w = torch.randn(n, rows, generator=generator, dtype=torch.float64)
     a = x.T @ x / inputs + 0.01 * torch.eye(n, dtype=torch.float64)
-    return LayerProblem.of(w, a, torch.linspace(-1, 1, d, dtype=torch.float64), group_size, zero_point)
+    return LayerProblem.from_weights(w, a, torch.linspace(-1, 1, d, dtype=torch.float64), group_size, zero_point)
 
 
 def _energy(answer):
@@ -88,7 +88,7 @@ def test_rows_of_zeros_stay_about_zero(name):
     problem = _problem()
     w = problem.w.clone()
     w[:, 1] = 0
-    labels, fitted = SOLVERS[name]().solve(LayerProblem.of(w, problem.a, problem.levels))
+    labels, fitted = SOLVERS[name]().solve(LayerProblem.from_weights(w, problem.a, problem.levels))
     assert 0 < fitted.scale[0, 1] < 1e-9
     assert _energy((labels, fitted)).isfinite().all()
 
@@ -96,7 +96,7 @@ def test_rows_of_zeros_stay_about_zero(name):
 def test_rows_may_be_solved_a_few_at_a_time(monkeypatch):
     problem = _problem(rows=6, d=3)
     labels, fitted = RoundTree().solve(problem)
-    monkeypatch.setattr(solvers, "LARGEST", 9 * 6 * 4)  # four rows
+    monkeypatch.setattr(solvers, "MAX_TREE_TENSOR", 9 * 6 * 4)  # four rows
     few = RoundTree().solve(problem)
     assert torch.equal(few[0], labels)
     torch.testing.assert_close(few[1].scale, fitted.scale)
@@ -156,7 +156,7 @@ def test_tree_is_exact_where_the_couplings_are_a_tree(d):
     for j, parent in enumerate([0, 0, 1, 1, 4], start=1):
         a[j, parent] = a[parent, j] = 1.4 - 0.5 * j
     w = torch.randn(6, 10, generator=generator, dtype=torch.float64)
-    problem = LayerProblem.of(w, a, torch.linspace(-1, 1, d, dtype=torch.float64))
+    problem = LayerProblem.from_weights(w, a, torch.linspace(-1, 1, d, dtype=torch.float64))
     labels, at = RoundTree(scales=[1.0]).solve(problem)
     torch.testing.assert_close(at.energy(at.values(labels)), _best(at), rtol=1e-8, atol=1e-8)
 
@@ -227,16 +227,16 @@ def test_the_compiled_descent_ends_where_no_weight_gains_and_as_low_as_torch(mon
     pytest.importorskip("numba")
     problem = _problem(n=150, rows=120, d=d, inputs=300, group_size=group_size)
     start = problem.nearest(problem.w)
-    compiled = solvers._conditional_modes(problem, start)
+    compiled = solvers._descend_labels(problem, start)
     monkeypatch.setattr(solvers, "_compiled", lambda: None)
-    plain = solvers._conditional_modes(problem, start)
+    plain = solvers._descend_labels(problem, start)
     assert (compiled == plain).double().mean() > 0.99  # the same steps, but for rounding
     values, curvature = problem.values(compiled), problem.a.diagonal()[:, None]
     fields = problem.a @ (values - problem.w)
     for label in range(d):
         change = problem.levels[label] * problem.scale - values
         gain = -change * (fields + curvature / 2 * change)
-        assert (gain <= 1.1 * solvers.TOLERANCE * problem.scale.square() * curvature).all()
+        assert (gain <= 1.1 * solvers.MIN_GAIN * problem.scale.square() * curvature).all()
 
 
 @pytest.mark.parametrize(("d", "group_size", "zero_point"), [(2, None, False), (3, 2, False), (4, 3, True)])

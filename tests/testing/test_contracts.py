@@ -44,20 +44,20 @@ from mrfquant.mrf import (
     DualAscent,
     Enumeration,
     FactorGraph,
+    FieldSolver,
     Gibbs,
     JunctionTree,
     LocalSearch,
     Portfolio,
     Relaxation,
     SequentialMeanField,
-    Solver,
     TreeReweighted,
 )
 from mrfquant.mrf.energy import FactorGraphEnergy
 from mrfquant.projections import Hardmax, Projection, Softmax, Sparsemax
 from mrfquant.rounding import Rounded
 from mrfquant.schedules import Geometric, GeometricTo
-from mrfquant.testing import EnergyContract, InferenceContract, ProjectionContract, SolverContract
+from mrfquant.testing import EnergyContract, FieldSolverContract, InferenceContract, ProjectionContract
 from mrfquant.testing.contract import LEVEL_SETS
 from mrfquant.testing.fields import FEW, THIRD
 
@@ -302,59 +302,59 @@ class TestHardmax(ProjectionContract):
         return (identity(u) - 1 / len(u)) * (lead <= 1)
 
 
-class TestEnumeration(SolverContract):
+class TestEnumeration(FieldSolverContract):
     part = Enumeration
 
 
-class TestJunctionTree(SolverContract):
+class TestJunctionTree(FieldSolverContract):
     part = JunctionTree
 
 
-class TestBeliefPropagation(SolverContract):
+class TestBeliefPropagation(FieldSolverContract):
     part = BeliefPropagation
     settings = {"damping": 0.3}
     fields = THIRD
     exact_on_trees = True
 
 
-class TestResidualBeliefPropagation(SolverContract):
+class TestResidualBeliefPropagation(FieldSolverContract):
     part = BeliefPropagation
     settings = {"schedule": "residual"}
     fields = THIRD
     exact_on_trees = True
 
 
-class TestMaxProduct(SolverContract):
+class TestMaxProduct(FieldSolverContract):
     part = BeliefPropagation
     settings = {"mode": "max", "damping": 0.3}
     fields = THIRD
     exact_on_trees = True
 
 
-class TestTreeReweighted(SolverContract):
+class TestTreeReweighted(FieldSolverContract):
     part = TreeReweighted
     fields = THIRD
     exact_on_trees = True
 
 
-class TestSequentialMeanField(SolverContract):
+class TestSequentialMeanField(FieldSolverContract):
     part = SequentialMeanField
     fields = THIRD
     monotone = True
 
 
-class TestAnnealedMeanField(SolverContract):
+class TestAnnealedMeanField(FieldSolverContract):
     part = SequentialMeanField
     settings = {"beta": Geometric(1.5, 1, 100.0, 0.1)}
     fields = THIRD
 
 
-class TestICM(SolverContract):
+class TestICM(FieldSolverContract):
     part = ICM
     monotone = True
 
 
-class TestLocalSearch(SolverContract):
+class TestLocalSearch(FieldSolverContract):
     part = LocalSearch
     settings = {"patience": 2, "warm_up": 20}
     fields = THIRD
@@ -362,37 +362,37 @@ class TestLocalSearch(SolverContract):
     monotone = True
 
 
-class TestGibbs(SolverContract):
+class TestGibbs(FieldSolverContract):
     part = Gibbs
     fields = THIRD
 
 
-class TestAlphaExpansion(SolverContract):
+class TestAlphaExpansion(FieldSolverContract):
     part = AlphaExpansion
     fields = THIRD
     monotone = True
 
 
-class TestDualAscent(SolverContract):
+class TestDualAscent(FieldSolverContract):
     part = DualAscent
     exact_on_trees = True
     monotone = True
 
 
-class TestBranchAndBound(SolverContract):
+class TestBranchAndBound(FieldSolverContract):
     part = BranchAndBound
     exact_on_trees = True
     monotone = True
 
 
-class TestPortfolio(SolverContract):
+class TestPortfolio(FieldSolverContract):
     part = Portfolio
     fields = THIRD
     exact_on_trees = True
     monotone = True
 
 
-class TestRelaxation(SolverContract):
+class TestRelaxation(FieldSolverContract):
     part = Relaxation
     fields = THIRD
     iterations = 15
@@ -422,7 +422,7 @@ BASES = {
     Inference: mrfquant.inference,
     Energy: mrfquant.energies,
     Projection: mrfquant.projections,
-    Solver: mrfquant.mrf,
+    FieldSolver: mrfquant.mrf,
 }
 
 

@@ -15,7 +15,7 @@ from mrfquant.families import Gradient
 from mrfquant.inference import ProximalMeanField
 from mrfquant.mrf import SequentialMeanField, TreeReweighted
 from mrfquant.projections import Projection, Softmax
-from mrfquant.testing import EnergyContract, InferenceContract, ProjectionContract, SolverContract
+from mrfquant.testing import EnergyContract, FieldSolverContract, InferenceContract, ProjectionContract
 from mrfquant.testing.fields import THIRD
 
 
@@ -472,7 +472,7 @@ BROKEN = {
         GIN: [Map],
         SETTINGS: [MapOfAnySetting],
     },
-    SolverContract: {
+    FieldSolverContract: {
         "test_marginals_are_distributions": [TwiceTheMarginals],
         "test_every_variable_gets_one_of_its_labels": [OneLabelTooMany],
         "test_the_energy_is_that_of_the_labels_and_the_best_on_the_way": [TellsAnotherEnergy],
@@ -493,7 +493,7 @@ GOOD = {
     InferenceContract: [ProximalMeanField, KeepsItsState, Samples],
     EnergyContract: [FirstOrderTaylor, RunningAverage],
     ProjectionContract: [Map, PlanesOnly],
-    SolverContract: [SequentialMeanField],
+    FieldSolverContract: [SequentialMeanField],
 }
 CASES = [(contract, check, part) for contract, of in BROKEN.items() for check, parts in of.items() for part in parts]
 LEVELS = [(-1, 1), (-1, 0, 1), (-2, -1, 1, 2)]
@@ -503,7 +503,7 @@ WAYS = {"levels": LEVELS, "labels": [len(levels) for levels in LEVELS]}  # what 
 @functools.cache
 def contract_of(contract, part):
     """Its promises are what the author of the part would have said about it."""
-    promises = {"fields": THIRD, "monotone": part.direction == "lower bound"} if contract is SolverContract else {}
+    promises = {"fields": THIRD, "monotone": part.direction == "lower bound"} if contract is FieldSolverContract else {}
     return type("TestPart", (contract,), {"part": part, **promises, **getattr(part, "promises", {})})()
 
 

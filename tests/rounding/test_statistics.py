@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn import functional
 
 import mrfquant as mq
-from mrfquant.rounding.moments import Moments, Rows
-from mrfquant.rounding.solvers import RoundGPTQ, RoundingSolver, RoundNearest
+from mrfquant.rounding.solvers import LayerSolver, RoundGPTQ, RoundNearest
+from mrfquant.rounding.statistics import LayerStatistics, RowStatistics
 
 
-class Spy(RoundingSolver):
+class Spy(LayerSolver):
     """Nearest levels; remembers the weights that it was to round."""
 
     name = "spy"
@@ -53,7 +53,7 @@ def inputs_and_outputs(model, layer, x):
 def test_targets_are_the_least_squares_solution():
     generator = torch.Generator().manual_seed(0)
     x, y, w = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((50, 6), (50, 3), (3, 6)))
-    rows = Rows(x.T @ x, y.T @ x, 50)
+    rows = RowStatistics(x.T @ x, y.T @ x, 50)
     found = rows.targets(w, rows.curvature(0.2))
     # Damping is as many further inputs along the axes, on which the outputs are the trained weights'.
     ridge = (0.2 * rows.a.diagonal().mean()).sqrt() * torch.eye(6, dtype=torch.float64)
@@ -105,7 +105,7 @@ def test_a_pre_norm_transformers_sums_are_found():
 
 def test_rows_that_no_input_reaches_keep_their_weights_as_targets():
     w = torch.randn(4, 3)
-    ((rows, sums),) = Moments("expert", w, 1, torch.Generator()).parts()
+    ((rows, sums),) = LayerStatistics("expert", w, 1, torch.Generator()).parts()
     assert rows == slice(0, 4)
     torch.testing.assert_close(sums.targets(w, sums.curvature(0.1)), w)
 
