@@ -10,8 +10,8 @@ from typing import Any
 
 from mrfquant.benchmarks.networks import NETWORKS, PMF, Float
 from mrfquant.benchmarks.timing import Options, Row, in_turns
-from mrfquant.kernels import dispatch as fused
-from mrfquant.labelling.block import Form
+from mrfquant.families import Form
+from mrfquant.kernels import dispatch
 
 FORMS: tuple[tuple[int, Form], ...] = ((2, "line"), (4, "line"), (4, "planes"))
 
@@ -40,18 +40,18 @@ class Stopwatch:
 
 
 class Unfused(PMF):
-    """The step without the compiled chains of `mrfquant.kernels.dispatch`."""
+    """The step without compiled loops: product, optimizer and projection one after the other, by torch."""
 
     def update(self) -> None:
-        kept, fused.SMALLEST = fused.SMALLEST, sys.maxsize
+        kept, dispatch.SMALLEST_SIZE = dispatch.SMALLEST_SIZE, sys.maxsize
         try:
             super().update()
         finally:
-            fused.SMALLEST = kept
+            dispatch.SMALLEST_SIZE = kept
 
 
 def measure_parts(options: Options) -> Iterator[tuple[str, Row]]:
-    """Milliseconds of CPU, over all threads, that the parts of a step of LeNet-300 take: medians.
+    """Measure the milliseconds of CPU, over all threads, that the parts of a step of LeNet-300 take: medians.
 
     Not of the clock: a step is shorter than the time that a busy machine gives to others in between.
     """
@@ -66,10 +66,9 @@ def measure_parts(options: Options) -> Iterator[tuple[str, Row]]:
     watches = {"float": Stopwatch({"optimizer": (plain, "update")})}
     for name, side in quantized.items():
         solver = side.solver
-        methods: dict[str, tuple[Any, str]] = {"product": (solver, "gradient"), "optimizer": (solver.optimizer, "step")}
-        methods |= {"projection": (solver, "_project"), "clearing": (solver.labelling, "zero_gradient")}
-        methods["one pass"] = (solver, "step_at_once")
-        watches[name] = Stopwatch(methods)
+        methods: dict[str, tuple[Any, str]] = {"product": (solver, "update"), "optimizer": (solver, "move_variables")}
+        methods |= {"projection": (solver, "write"), "clearing": (solver.labelling.labelled, "zero_gradient")}
+        watches[name] = Stopwatch({**methods, "fused": (solver, "fused_update")})
     laps: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
 
     def timed(name: str) -> Callable[[], None]:

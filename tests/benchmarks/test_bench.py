@@ -16,6 +16,7 @@ from mrfquant.benchmarks.operations import Operations
 from mrfquant.benchmarks.parts import measure_parts
 from mrfquant.benchmarks.timing import Options, in_turns, ratio
 from mrfquant.commands.bench import SUBJECTS, main, table
+from mrfquant.kernels import dispatch
 
 
 @pytest.fixture(autouse=True)
@@ -75,17 +76,15 @@ def test_steps(bench):
     assert found["lenet300"]["d=4"]["ratio"] > 0
 
 
-def test_parts_add_up_to_the_step():
-    whole, *parts = dict(measure_parts(Options(seconds=0)))["PMF, d=4"].items()
-    assert [name for name, _ in parts] == [
-        "forward and backward",
-        "product",
-        "optimizer",
-        "projection",
-        "clearing",
-        "one pass",
-    ]
-    assert 0.5 < sum(part for _, part in parts) / whole[1] < 1.5  # medians of each do not add up exactly
+def test_parts_are_those_that_the_step_runs_through():
+    found = dict(measure_parts(Options(seconds=0)))
+    fused, torchs, planes = (found[f"PMF, {name}"] for name in ("d=2", "d=2, torch's operations", "d=4, planes"))
+    if dispatch._kernels() is not None:  # all of it in one pass over memory
+        assert fused["fused"] > 0.5 * (fused["step, ms"] - fused["forward and backward"])
+        assert fused["product"] == fused["optimizer"] == fused["projection"] == fused["clearing"] == 0
+    for apart in (torchs, planes):
+        assert min(apart[part] for part in ("product", "optimizer", "projection", "clearing")) > 0
+        assert apart["optimizer"] > apart["fused"]  # which finds out that it cannot
 
 
 def test_whole_run(bench, monkeypatch):

@@ -132,7 +132,7 @@ def test_sparsemax_stops_the_gradient_of_decided_pairs_read_off_single_precision
 @pytest.mark.parametrize("parts", ["weights", "costs", "marginals", "all"])
 @pytest.mark.parametrize(("form", "levels"), CASES)
 def test_what_is_pulled_back_moves_x_as_autograd_would(form, levels, parts, scale):
-    """With the exact Jacobian; on a line, the step is the derivative over <p, p>, see `Line`, and half of it for a pair."""
+    """With the exact Jacobian; on a line, the step is the derivative over <p, p>, see `Line`."""
     b, beta = block(levels, 30, scale, sizes=(20, 10)), 0.8
     of = family(form, b)
     x = variables(of)
@@ -161,9 +161,10 @@ def test_all_parts_of_a_gradient_together_are_one_with_respect_to_u(form, levels
             of = family(form, b, projection)
             x = variables(of)
             of.write(x, 0.8)
-            for method in (of.mean_gradient, lambda *given: of.pull_back(*given, 0.8)):
+            for method, more in ((of.mean_gradient, ()), (of.pull_back, (0.8,))):
                 gradient = mq.Gradient(normal(30, seed=1), normal(2, b.d, seed=2), normal(b.d, 30, seed=3))
-                found.append(method(mq.Gradient(marginals=gradient.of_labels(b)) if whole else gradient, x, 0.8))
+                given = mq.Gradient(marginals=gradient.of_labels(b)) if whole else gradient
+                found.append(method(given, x, 0.8, *more))
         for one, other in zip(found[:2], found[2:], strict=True):
             assert one.numpy() == pytest.approx(other.numpy(), abs=1e-12)
 

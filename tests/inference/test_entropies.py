@@ -89,7 +89,9 @@ def test_compiled_and_plain_marginals_of_a_layer_agree(levels, scale, strength, 
     aux = torch.randn(block.m)
     planes = Softmax().planes(torch.stack([-aux, aux]), BETA)
     expected = projection.planes(torch.stack([-aux, aux]), BETA)
-    torch.testing.assert_close(projection.mean(aux, _line(block), BETA), expected[1] - expected[0], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        projection.mean(aux, _line(block), BETA), expected[1] - expected[0], rtol=1e-3, atol=1e-4
+    )
     assert (expected - planes).abs().max() > 0.01
 
 

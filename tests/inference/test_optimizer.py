@@ -263,10 +263,14 @@ def test_ending_undecided_is_told():
         solver.finalize()
 
 
-def test_a_state_dict_loaded_beside_the_solver_is_noticed():
+@pytest.mark.parametrize("steps", [0, 5])
+def test_a_state_dict_loaded_beside_the_solver_is_noticed(steps):
     model, solver = make()
-    train(model, solver, 0, 5)
+    train(model, solver, 0, steps)
     model.load_state_dict(network(1).state_dict())
+    if not steps:
+        with pytest.raises(mq.BadInput, match="was changed beside its solver"):
+            train(model, solver, 0, 1)
     with pytest.raises(mq.BadInput, match=r"was changed beside its solver, as by load_state_dict"), solver.rounded():
         pass
 

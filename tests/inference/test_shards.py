@@ -175,6 +175,14 @@ def test_every_process_keeps_its_part_only(team, tmp_path):
     team(4, "memory", tmp_path)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_alone_it_changes_nothing(case):
+    whole, alone = Run(case, shard=False), Run(case, shard=True)
+    for run in (whole, alone):
+        run.steps(0, 2)
+    same(alone.outcome(), whole.outcome(), case)
+
+
 @pytest.mark.parametrize(("m", "processes"), [(0, 2), (5, 4), (64, 4), (1000, 3), (1001, 8)])
 def test_parts_cover_a_vector_once(m, processes):
     teams = [Team(rank, processes) for rank in range(processes)]

@@ -160,7 +160,9 @@ def test_mirror_descent_is_the_multiplicative_update_of_the_entropy_mirror_map(d
 @pytest.mark.parametrize("d", LEVELS)
 def test_mean_field_converges_to_its_fixed_point(d):
     g = torch.randn(5, dtype=torch.float64)
-    inference = with_gradient(functools.partial(MeanField, damping=0.5, beta=Constant(2.5), form="planes"), LEVELS[d], g, 0.1)
+    inference = with_gradient(
+        functools.partial(MeanField, damping=0.5, beta=Constant(2.5), form="planes"), LEVELS[d], g, 0.1
+    )
     for _ in range(60):
         inference.labelling.labelled.g.copy_(g)
         inference.step()

@@ -161,7 +161,7 @@ class InPlanes(torch.autograd.Function):
 
 
 class AsPair(torch.autograd.Function):
-    """The same for `mean_vjp` of two levels. The derivative by t is δ; that by ã = (ũ_2 - ũ_1) / 2 is twice the half difference."""
+    """The same for `mean_vjp` of a pair. The derivative by t is δ; that by ã = (ũ_2 - ũ_1) / 2 is twice the product."""
 
     @staticmethod
     def forward(ctx, aux, projection, beta):
