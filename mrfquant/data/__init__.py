@@ -1,13 +1,13 @@
 """Data sets, and the batches cut from them: images, texts, tensors of any kind, and torch's DataLoaders."""
 
+from mrfquant.data.base import DATASETS as DATASETS
+from mrfquant.data.base import STAND_IN as STAND_IN
+from mrfquant.data.base import STAND_INS as STAND_INS
+from mrfquant.data.base import Dataset as Dataset
+from mrfquant.data.base import SplitName as SplitName
+from mrfquant.data.base import dataset as dataset
 from mrfquant.data.cifar import cifar10 as cifar10
 from mrfquant.data.cifar import cifar100 as cifar100
-from mrfquant.data.dataset import DATASETS as DATASETS
-from mrfquant.data.dataset import STAND_IN as STAND_IN
-from mrfquant.data.dataset import STAND_INS as STAND_INS
-from mrfquant.data.dataset import Dataset as Dataset
-from mrfquant.data.dataset import SplitName as SplitName
-from mrfquant.data.dataset import dataset as dataset
 from mrfquant.data.digits import digits as digits
 from mrfquant.data.image_batches import Augmentation as Augmentation
 from mrfquant.data.image_batches import normalise as normalise

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mrfquant.config.settings import Whole
-from mrfquant.data.dataset import dataset
+from mrfquant.data.base import dataset
 from mrfquant.data.image_batches import Augmentation, Border
 from mrfquant.data.images import DatasetInfo, Images, Split
 from mrfquant.data.root import REPAIR, Download, fetch, read_checked

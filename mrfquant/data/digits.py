@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mrfquant.data.dataset import dataset
+from mrfquant.data.base import dataset
 from mrfquant.data.images import DatasetInfo, Images, Split
 
 DIGITS = DatasetInfo(

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mrfquant.data.base import CPU, Batch, Dataset, SplitName
 from mrfquant.data.batches import placed
-from mrfquant.data.dataset import CPU, Batch, Dataset, SplitName
 from mrfquant.data.image_batches import Augmentation, ImageBatches, normalise
 from mrfquant.errors import BadInput
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from mrfquant.data.base import CPU, Batch, Dataset, SplitName
 from mrfquant.data.batches import epoch_generator
-from mrfquant.data.dataset import CPU, Batch, Dataset, SplitName
 from mrfquant.errors import BadInput
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mrfquant.data.dataset import dataset
+from mrfquant.data.base import dataset
 from mrfquant.data.images import DatasetInfo, Images, Split
 from mrfquant.data.root import Download, fetch, read_checked
 

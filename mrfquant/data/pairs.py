@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mrfquant.data.base import CPU, Batch, Dataset, SplitName
 from mrfquant.data.batches import Batches, placed
-from mrfquant.data.dataset import CPU, Batch, Dataset, SplitName
 from mrfquant.errors import BadInput
 
 Pair = tuple[Tensor, Tensor]

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from mrfquant.data.base import STAND_INS
 from mrfquant.data.cifar import CIFAR10, CIFAR100
-from mrfquant.data.dataset import STAND_INS
 from mrfquant.data.digits import DIGITS
 from mrfquant.data.images import Images, Split
 from mrfquant.data.mnist import MNIST

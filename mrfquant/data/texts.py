@@ -7,7 +7,7 @@ import gzip
 from pathlib import Path
 
 from mrfquant.config.settings import Count
-from mrfquant.data.dataset import dataset
+from mrfquant.data.base import dataset
 from mrfquant.data.root import Download, fetch, read_checked
 from mrfquant.data.tokens import Tokens, characters, octets
 from mrfquant.errors import BadInput

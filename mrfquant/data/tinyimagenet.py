@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from mrfquant.data.dataset import dataset
+from mrfquant.data.base import dataset
 from mrfquant.data.image_batches import Augmentation
 from mrfquant.data.images import DatasetInfo, Images, Split
 from mrfquant.data.root import Download, fetch

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mrfquant.data import Tokens, alice, byte_file, characters, shakespeare, text_file
-from mrfquant.data.dataset import STAND_IN
+from mrfquant.data.base import STAND_IN
 from mrfquant.errors import BadInput
 
 TEXT = "".join(random.Random(0).choices(string.ascii_lowercase, k=1000))
@@ -20,7 +20,7 @@ def data() -> Tokens:
 
 
 def test_the_parts_are_the_text_in_order(data):
-    parts = [data.part(name).tolist() for name in ("train", "val", "test")]
+    parts = [getattr(data, name).tolist() for name in ("train", "val", "test")]
     assert [len(part) for part in parts] == [900, 50, 50]
     assert "".join(data.vocabulary[token] for part in parts for token in part) == TEXT
     assert (data.shape, data.outputs, data.size("val")) == ((8,), 26, 7)
