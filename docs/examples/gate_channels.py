@@ -10,6 +10,7 @@ you like, it takes 2,000 steps instead of 200:
     cost 0.001   channels 18, 27, 189  accuracy 99.33 %   L1 filter pruning: accuracy 99.33 %
 """
 
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,10 +48,12 @@ def close_gates(model: nn.Sequential, norms: dict[str, nn.Module], batches: Iter
     for norm in norms.values():
         nn.init.constant_(norm.weight, 0.9)  # open, and yet not decided
     gates = {f"{name}.weight": [0, 1] for name in norms}
-    labelling = mq.Labelling(model, gates, start="weights", groups={"labelled": {"lr": 0.03}})
+    labelling = mq.Labelling(model, gates)
     energy = mq.SumOf([mq.FirstOrderTaylor(), mq.LabelPrior({1: 1.0})], weights=[1.0, cost])
     beta = mq.GeometricTo(end=10000)
-    solver = mq.ProximalMeanField(labelling, lambda groups: torch.optim.Adam(groups, lr=0.003), beta, energy)
+    settings = {"start": "weights", "groups": {"labelled": {"lr": 0.03}}}
+    adam = functools.partial(torch.optim.Adam, lr=0.003)
+    solver = mq.ProximalMeanField(labelling, adam, beta, energy, **settings)
     solver.prepare(steps)
     fit(model, solver, batches, steps)
     solver.finalize()

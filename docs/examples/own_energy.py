@@ -11,6 +11,7 @@ are 0.
     cost 1e-05  test accuracy 95.67 %   zeros 97.5 %
 """
 
+import functools
 from pathlib import Path
 
 import torch
@@ -31,16 +32,15 @@ class Sparse(mq.Energy):
         self.cost = cost
 
     def costs(self, block: mq.Block) -> Tensor:
-        """Of every label of every weight: (d, m)."""
+        """Return the cost of every label of every weight: (d, m)."""
         q = block.q[:, None]
         return q * (block.g if block.scale is None else block.g * block.scale) + self.cost * (q != 0)
 
-    def value(self, block: mq.Block, u: Tensor) -> Tensor:
-        return (block.probabilities(u) * self.costs(block)).sum()
+    def value(self, p: mq.Distribution) -> Tensor:
+        return (p.probabilities() * self.costs(p.block)).sum()
 
-    def gradient(self, block: mq.Block, u: Tensor) -> Tensor:
-        costs = self.costs(block)
-        return (costs[1] - costs[0]) / 2 if block.is_pair else costs  # two levels keep the half difference
+    def gradient(self, p: mq.Distribution) -> mq.Gradient:
+        return mq.Gradient(marginals=self.costs(p.block))
 
 
 def train(energy: mq.Energy, data: mq.Dataset) -> tuple[float, float]:
@@ -48,9 +48,10 @@ def train(energy: mq.Energy, data: mq.Dataset) -> tuple[float, float]:
     torch.manual_seed(0)
     hidden = [nn.Linear(784, 100), nn.BatchNorm1d(100, affine=False), nn.ReLU()]
     model = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(100, 10))
-    labelling = mq.Labelling(model, levels=[-1, 0, 1], form="planes")  # labels have costs of their own
+    labelling = mq.Labelling(model, levels=[-1, 0, 1])
     beta = mq.Geometric(rho=1.15, interval=10)
-    solver = mq.ProximalMeanField(labelling, lambda tensors: torch.optim.Adam(tensors, lr=0.005), beta, energy)
+    adam = functools.partial(torch.optim.Adam, lr=0.005)
+    solver = mq.ProximalMeanField(labelling, adam, beta, energy, form="planes")  # labels have costs of their own
     batches = data.stream(100, seed=0)
     for images, labels in (next(batches) for _ in range(STEPS)):
         functional.cross_entropy(model(images), labels).backward()

@@ -42,12 +42,14 @@ for images, labels in batches(STEPS):
 print(f"float               accuracy {accuracy(model):.2f} %")
 
 # Two levels for every weight, -1 and 1 times a scale for each output that is learned; biases stay as they are.
-labelling = mq.Labelling(model, levels=[-1, 1], which="weights", scale="channel", start="weights", learn_scale=True)
+labelling = mq.Labelling(model, levels=[-1, 1], which="weights", scale="channel")
 solver = mq.ProximalMeanField(
     labelling,
     lambda parameters: torch.optim.Adam(parameters, lr=0.01),
     beta=mq.GeometricTo(end=1000.0),
     jacobian="straight_through",
+    start="weights",
+    learn_scale=True,
 )
 solver.prepare(budget=STEPS)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(solver, STEPS)  # a solver is an optimizer like any other

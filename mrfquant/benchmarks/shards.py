@@ -13,7 +13,7 @@ import torch.distributed as dist
 from mrfquant.benchmarks.scaling import FORMS, MIDDLE, Update
 from mrfquant.benchmarks.timing import Options, Row
 from mrfquant.errors import RunFailed
-from mrfquant.labelling.block import Form
+from mrfquant.families import Form
 
 PROCESSES = (1, 2, 4)
 LEVELS = 4

@@ -42,10 +42,10 @@ class Gradient:
 
     def of_labels(self, block: Block) -> Tensor:
         """Return all parts as one gradient with respect to the probabilities of single labels: (d, m), a new tensor."""
-        total = torch.zeros(block.d, block.m, dtype=block.w.dtype, device=block.w.device)
-        if self.weights is not None:
-            g = self.weights if block.scale is None else self.weights * block.scale
-            torch.mul(block.q[:, None], g, out=total)
+        if self.weights is None:
+            total = torch.zeros(block.d, block.m, dtype=block.w.dtype, device=block.w.device)
+        else:
+            total = block.q[:, None] * (self.weights if block.scale is None else self.weights * block.scale)
         if self.costs is not None:
             total += block.repeat_per_weight(self.costs.T)
         return total if self.marginals is None else total.add_(self.marginals)

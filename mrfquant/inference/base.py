@@ -182,8 +182,8 @@ class Inference(Answers, SolverOptimizer):
         if self.finalized:
             raise BadInput("the solver is finalized: its network is an ordinary one, label it again to go on")
         if self.iteration % CHECK_INTERVAL == 0:
-            check_solver(self)
             self.processes.start_alike()
+            check_solver(self)
         self.begin()
         labelling, scales, frozen = self.labelling, self.learned_scales, None
         if labelling.labelled.any_frozen or labelling.free.any_frozen:

@@ -75,7 +75,7 @@ class Processes:
             for block, x in self.solver.items():
                 self.solver.restore(block, x)
             self.labelling.publish()
-        self.labelling.mark_clean()
+            self.labelling.mark_clean()
 
     def _share_weights(self) -> None:
         """Take the first process's weights and scales."""

@@ -54,6 +54,7 @@ class FlatParameters:
         self.w, self.g = self._room_w[:m], self._room_g[:m]
         # What the network reads and backward writes: these very vectors, if the precision allows it.
         self.is_half = half = self.dtype != wide
+        self.any_frozen = False
         self._adopts_writes = adopts_writes and half
         self._seen_w = torch.empty_like(self.w, dtype=self.dtype) if half else self.w
         self._seen_g = torch.zeros_like(self._seen_w) if half else self.g
@@ -167,7 +168,7 @@ class FlatParameters:
             if p._version != self._versions[name]:
                 raise BadInput(
                     f"{name} was changed beside its solver, as by load_state_dict: load the solver's state instead, or "
-                    "load first and build a labelling with start='weights' after it"
+                    "load first and build the solver after it, with start='weights'"
                 )
 
     def mark_clean(self) -> None:

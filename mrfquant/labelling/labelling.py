@@ -282,8 +282,7 @@ class Labelling:
         for name, (first, last) in self.labelled.spans.items():
             found = magnitudes[scales.span(first, last)]
             if not (found > 0).all():
-                usual = _random_start(torch.empty_like(self.labelled.view(name, self.labelled.w))).abs().mean()
-                found.copy_(torch.where(found > 0, found, usual))
+                found.copy_(torch.where(found > 0, found, _random_magnitude(self.labelled.parameter(name))))
             levels = [abs(v) for v in self._sets[name].values]
             found.mul_(reach).div_(sum(levels) / len(levels))
         return magnitudes
@@ -320,6 +319,14 @@ class Labelling:
 
 def _random_start(tensor: Tensor) -> Tensor:
     return nn.init.xavier_uniform_(tensor) if tensor.dim() > 1 else nn.init.normal_(tensor, std=0.1)
+
+
+def _random_magnitude(tensor: Tensor) -> float:
+    """Return the mean magnitude of `_random_start`."""
+    if tensor.dim() < 2:
+        return 0.1 * math.sqrt(2 / math.pi)
+    fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(tensor)
+    return math.sqrt(6 / (fan_in + fan_out)) / 2
 
 
 def _sets_by_name(

@@ -204,8 +204,8 @@ def test_any_packed_network_is_written_as_onnx(runs, tmp_path):
 
 def test_a_recorded_labelling_packs_as_the_labelling_does():
     model = torch.nn.Linear(6, 4)
-    labelling = Labelling(model, [-1, 0, 1], which="weights", scale="channel", start="weights")
-    with mrfquant.StraightThrough(labelling, torch.optim.Adam).rounded():
+    labelling = Labelling(model, [-1, 0, 1], which="weights", scale="channel")
+    with mrfquant.StraightThrough(labelling, torch.optim.Adam, start="weights").rounded():
         one = mrfquant.pack_model(model, labelling)
         two = mrfquant.pack_model(model, labels_of(labelling))
     assert torch.equal(one.state_dict()["weight"], two.state_dict()["weight"])

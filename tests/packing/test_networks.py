@@ -98,11 +98,12 @@ def test_a_fresh_network_computes_the_same_to_the_bit(name, tmp_path):
     build, draw = NETWORKS[name]
     torch.manual_seed(0)
     model, x = build(), as_tuple(draw())
-    labelling = mq.Labelling(model, [-1, 1], which="weights", scale="channel", learn_scale=True, start="weights")
+    labelling = mq.Labelling(model, [-1, 1], which="weights", scale="channel")
     matrices = {n for n, p in model.named_parameters() if p.dim() > 1}
     assert matrices - labelling.labelled.spans.keys() == LEFT.get(name, set())
+    settings = {"jacobian": "straight_through", "learn_scale": True, "start": "weights"}
     solver = mq.ProximalMeanField(
-        labelling, lambda p: torch.optim.Adam(p, lr=0.01), mq.GeometricTo(end=1e6), jacobian="straight_through"
+        labelling, lambda p: torch.optim.Adam(p, lr=0.01), mq.GeometricTo(end=1e6), **settings
     )
     solver.prepare(budget=2)
     for _ in range(2):
