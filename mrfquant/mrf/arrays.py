@@ -37,12 +37,13 @@ class Arrays:
             tables.append(used + np.arange(count) * (0 if shared else costs.shape[1]))
             values.append(costs.reshape(-1))
             used += costs.size
-        parts = (arities, scopes, strides, tables, values)
-        arity, scope, stride, table, costs = (np.concatenate(part) for part in parts)
+        arity, scope, stride, table = (np.concatenate(part) for part in (arities, scopes, strides, tables))
         factor, slots = np.repeat(np.arange(len(arity)), arity), np.argsort(scope, kind="stable")
         begin, start = _before(arity), _before(cards[scope])
         near = _before(np.bincount(scope, minlength=len(cards)))
-        self.layout = Layout(cards, first, begin, scope, factor, stride, start, table, costs, near, slots)
+        self.layout = Layout(
+            cards, first, begin, scope, factor, stride, start, table, np.concatenate(values), near, slots
+        )
         self.size = int(start[-1])
         self.unary = -graph.unary().detach().cpu().double()[self._order].numpy()
 
