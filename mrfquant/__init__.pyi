@@ -37,7 +37,6 @@ from .energies import (
     LabelPrior as LabelPrior,
     CodeLength as CodeLength,
     TargetHistogram as TargetHistogram,
-    FlipNoise as FlipNoise,
 )
 from .inference.entropies import Entropy as Entropy, TreeEntropy as TreeEntropy
 

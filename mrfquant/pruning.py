@@ -1,13 +1,10 @@
-"""The smaller network: channels that are constant, or that nothing reads, taken out with the weights around them.
+"""Remove channels that are constant, or that nothing reads, with the weights around them.
 
-A channel whose incoming weights are all 0 is its bias at every pixel, and what batch norm, activations and pooling
-make of a constant is a constant; batch norm whose factor is 0 makes one of any channel. It goes into the biases of the
-layers that read the channel. A convolution that pads with zeros sees another value beside the border, so there all
-constants of a layer go into the weights that read one of them: one channel remains to carry them, and the outputs are
-the same at the border too.
+A channel whose incoming weights are all 0 equals its bias at every pixel, and stays constant under batch norm,
+activations and pooling; batch norm whose factor is 0 makes any channel constant. The constant is added to the biases of
+the layers that read the channel. A convolution that pads with zeros sees another value beside the border, so there one
+channel remains that carries all constants of a layer, and the outputs are the same at the border too.
 """
-
-from __future__ import annotations
 
 import copy
 from collections import Counter
@@ -37,33 +34,30 @@ POOL_FUNCTIONS = (functional.max_pool2d, functional.adaptive_avg_pool2d, functio
 
 
 def prune(model: nn.Module) -> nn.Module:
-    """A copy of a network without the channels that it can do without: in eval mode it has the same outputs.
+    """Return a copy of a network without constant and unread channels: in eval mode it has the same outputs.
 
     It follows the outputs of `Linear` and `Conv2d` through batch norm, activations, pooling and flattening to the
-    layers that read them. Channels that reach anything else, such as the sum at the end of a residual block, or the
-    network's outputs, stay; so do those of grouped convolutions and of layers that are used twice. Every layer keeps
-    one channel at least.
+    layers that read them. Channels that reach anything else stay, such as the sum of a residual block or the network's
+    outputs; so do those of grouped convolutions and of layers that are used twice. Every layer keeps one channel.
 
     Args:
-        model: with weights that are exactly 0, as a finalized one has.
+        model: a network with weights that are exactly 0, as a finalized one has.
 
     Returns:
-        The network: of the same class, with the same names of parameters, of which some are smaller; a layer that
-        reads a channel with a constant may get a bias that it had not.
+        A network of the same class with the same names of parameters, some of them smaller; a layer that reads a
+        constant channel may get a bias.
 
     Raises:
-        BadInput: the forward of the network cannot be followed, since it depends on what it is given.
+        BadInput: torch.fx cannot trace the network's forward, since it depends on the inputs.
     """
     try:
         graph = fx.symbolic_trace(model).graph
     except Exception as error:
-        raise BadInput(
-            f"the forward of {type(model).__name__} cannot be followed by torch.fx ({str(error).splitlines()[0]}): "
-            "prune the parts of it that are chains of layers"
-        ) from None
+        told = f"the forward of {type(model).__name__} cannot be followed by torch.fx ({str(error).splitlines()[0]})"
+        raise BadInput(f"{told}: prune the parts of it that are chains of layers") from None
     model = copy.deepcopy(model)
     if hasattr(model, "arguments"):
-        del model.arguments  # from which it could be built again: not any more
+        del model.arguments  # it cannot be built from them any more
     modules = _own_modules(model, graph)
     routes = [route for node in modules if (route := _route(modules, node)) is not None]
     with torch.no_grad():
@@ -74,33 +68,28 @@ def prune(model: nn.Module) -> nn.Module:
 
 @dataclass
 class Reader:
-    """A layer that reads the channels of another one.
-
-    Attributes:
-        layer: which has `columns` neighbouring columns for each channel. maps: what is done to a constant on the way.
-        norms: which are on the way.
-    """
+    """A layer that reads the channels of another one."""
 
     layer: Layer
-    maps: list[Map]
-    norms: list[Any]
-    columns: int
+    maps: list[Map]  # what happens to a constant on the way
+    norms: list[Any]  # on the way
+    columns: int  # neighbouring columns of the layer for each channel
 
     @property
     def pads_with_zeros(self) -> bool:
-        """Whether it sees something else than the channel's value beside the border."""
+        """Whether it reads zeros beside the border."""
         if not isinstance(self.layer, nn.Conv2d) or self.layer.padding_mode != "zeros":
             return False
         return self.layer.padding != "valid" and (isinstance(self.layer.padding, str) or any(self.layer.padding))
 
     def constants(self, values: Tensor) -> Tensor:
-        """What constant outputs (c,) of the other layer are when they come here: (c,)."""
+        """Return the inputs (c,) here for constant outputs (c,) of the other layer."""
         for apply in self.maps:
             values = apply(values)
         return values
 
     def closed(self) -> Tensor:
-        """Whether a factor 0 of a norm on the way makes a constant of the channel, whatever it is: (c,)."""
+        """Return whether a factor 0 of a norm on the way makes the channel constant: (c,)."""
         channels = self.layer.weight.shape[1] // self.columns
         closed = self.layer.weight.new_zeros(channels, dtype=torch.bool)
         for norm in self.norms:
@@ -109,25 +98,25 @@ class Reader:
         return closed
 
     def by_channel(self) -> Tensor:
-        """The weights (outputs, channels, columns), with the pixels of a kernel as columns."""
+        """Return the weights (outputs, channels, columns), with the pixels of a kernel as columns."""
         weight = self.layer.weight
         return weight.reshape(len(weight), weight.shape[1] // self.columns, -1)
 
     def fold(self, values: Tensor) -> None:
-        """Add to the biases what channels add that have the values (c,), 0 for those that stay."""
+        """Add the contribution of channels with constant values (c,) to the bias, 0 for those that stay."""
         added = self.by_channel().sum(2) @ values
         if added.any():
             bias = self.layer.bias
             _replace(self.layer, "bias", added if bias is None else bias + added)
 
     def carry(self, values: Tensor, carrier: int) -> None:
-        """Let one channel, of the value values[carrier], do what channels of the values (c,) do, 0 for the others."""
+        """Let the channel `carrier` contribute what channels with constant values (c,) do, 0 for the others."""
         weight = self.layer.weight.clone()
         weight[:, carrier] = torch.tensordot(weight, values / values[carrier], ([1], [0]))
         _replace(self.layer, "weight", weight)
 
     def keep(self, kept: Tensor) -> None:
-        """Read the channels of these numbers only."""
+        """Keep the inputs from these channels."""
         parts = self.layer.weight.unflatten(1, (-1, self.columns)).index_select(1, kept)
         _replace(self.layer, "weight", parts.flatten(1, 2))
         _resize(self.layer, "in", len(kept) * self.columns)
@@ -135,14 +124,14 @@ class Reader:
 
 @dataclass
 class Route:
-    """A layer and where its outputs go, if all of them go to layers that read them channel by channel."""
+    """A layer whose outputs all go to layers that read them channel by channel."""
 
     layer: Layer
     norms: list[Any] = field(default_factory=list)
     readers: list[Reader] = field(default_factory=list)
 
     def keep(self, kept: Tensor) -> None:
-        """Keep the channels of these numbers only."""
+        """Keep these channels."""
         for module in (self.layer, *self.norms):
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
                 if tensor.dim():  # not the number of batches
@@ -155,7 +144,7 @@ class Route:
 
 
 def _shrink(route: Route) -> bool:
-    """Take out what can be taken out of one layer; says whether anything was."""
+    """Remove the channels of a layer that can be removed; return whether there were any."""
     weight, bias = route.layer.weight, route.layer.bias
     unread = torch.stack([(reader.by_channel() == 0).all(2).all(0) for reader in route.readers]).all(0)
     closed = torch.stack([reader.closed() for reader in route.readers]).all(0)
@@ -164,14 +153,14 @@ def _shrink(route: Route) -> bool:
     at_readers = [reader.constants(values) for reader in route.readers]
     constant &= torch.stack([found.isfinite() for found in at_readers]).all(0)
     folded = constant & ~unread
-    # The constants that some reader cannot have in its bias, and the channel that is to carry them.
+    # Constants that some reader cannot add to its bias, and the channel that carries them.
     padded = [found for reader, found in zip(route.readers, at_readers, strict=True) if reader.pads_with_zeros]
     awkward = folded & torch.stack([found != 0 for found in padded]).any(0) if padded else torch.zeros_like(folded)
     carrier = None
     if awkward.any():
         strength = torch.where(awkward, torch.stack([found.abs() for found in padded]).amin(0), -1)
         carrier = int(strength.argmax())
-        if strength[carrier] == 0:  # no channel is a constant for all of them: they stay
+        if strength[carrier] == 0:  # no channel is a constant other than 0 for all of them: they stay
             folded, awkward, carrier = folded & ~awkward, torch.zeros_like(awkward), None
         else:
             folded[carrier] = False
@@ -190,21 +179,21 @@ def _shrink(route: Route) -> bool:
 
 
 def _route(modules: dict[fx.Node, Any], node: fx.Node) -> Route | None:
-    """Of a layer whose outputs can be followed; None for other modules, and for layers whose outputs cannot."""
+    """Follow the outputs of a layer; None for other modules, and for layers whose outputs cannot be followed."""
     layer = modules[node]
     if not _plain(layer):
         return None
     route = Route(layer)
-    # What comes next, what was done and by which norms, whether it has pixels, whether it had them.
+    # The next node, the maps and norms before it, whether its input has pixels, whether it had them before a flatten.
     ways: list[tuple[fx.Node, list[Map], list[Any], bool, bool]]
     ways = [(user, [], [], isinstance(layer, nn.Conv2d), False) for user in node.users]
     while ways:
         node, maps, norms, is_map, flattened = ways.pop()
         module: Any = modules.get(node)
         if _plain(module):
-            columns = module.weight.shape[1] // len(layer.weight)
-            fits = isinstance(module, nn.Conv2d) if is_map else isinstance(module, nn.Linear)
-            if not fits or (columns != 1 and not flattened) or columns * len(layer.weight) != module.weight.shape[1]:
+            columns, rest = divmod(module.weight.shape[1], len(layer.weight))
+            fits = isinstance(module, nn.Conv2d if is_map else nn.Linear)
+            if not fits or (columns != 1 and not flattened) or rest:
                 return None
             route.readers.append(Reader(module, maps, norms, columns))
             continue
@@ -215,23 +204,18 @@ def _route(modules: dict[fx.Node, Any], node: fx.Node) -> Route | None:
             maps, norms = [*maps, _normalised(module)], [*norms, module]
         elif (mapped := _pointwise(node, module)) is not None:
             maps = [*maps, mapped]
-        elif _is_pool(node, module):
-            if not is_map:
-                return None
         elif _flattens(node, module):
             flattened, is_map = flattened or is_map, False
-        elif _averages(node):
-            if not is_map:
-                return None
+        elif is_map and _averages(node):
             is_map = False
-        else:
+        elif not (is_map and _is_pool(node, module)):
             return None
         ways += [(user, maps, norms, is_map, flattened) for user in node.users]
     return route if route.readers else None
 
 
 def _own_modules(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, nn.Module]:
-    """The modules that the network calls, once each, with parameters that are theirs alone."""
+    """Return the modules that the network calls exactly once and that share no parameters."""
     uses = Counter(node.target for node in graph.nodes if node.op == "call_module")
     parameters = dict(model.named_parameters(remove_duplicate=False))
     owners = Counter(map(id, parameters.values()))
@@ -246,23 +230,22 @@ def _own_modules(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, nn.Module]:
 
 
 def _plain(module: nn.Module | None) -> bool:
-    """Whether it is a linear map, every output of which reads every input."""
+    """Return whether it is a linear map in which every output reads every input."""
     return type(module) is nn.Linear or (type(module) is nn.Conv2d and module.groups == 1)
 
 
 def _normalised(norm: Any) -> Map:
-    """What batch norm in eval mode makes of constants (c,)."""
+    """Return the map of constants (c,) by batch norm in eval mode."""
 
     def apply(values: Tensor) -> Tensor:
-        return functional.batch_norm(
-            values[None], norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
-        )[0]
+        mean, variance = norm.running_mean, norm.running_var
+        return functional.batch_norm(values[None], mean, variance, norm.weight, norm.bias, eps=norm.eps)[0]
 
     return apply
 
 
 def _pointwise(node: fx.Node, module: Any) -> Map | None:
-    """What is done to every value by itself, if it is."""
+    """Return the map of single values by an activation, None for other nodes."""
     if type(module) in POINTWISE:
         alone = copy.deepcopy(module).eval()
         return lambda values: alone(values.clone())
@@ -276,14 +259,14 @@ def _pointwise(node: fx.Node, module: Any) -> Map | None:
 
 
 def _is_pool(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether it pools pixels and leaves a constant alone."""
+    """Return whether it pools pixels and keeps constants."""
     if type(module) is nn.AvgPool2d:
         return module.divisor_override is None and (module.padding in (0, (0, 0)) or not module.count_include_pad)
     return type(module) in POOLS or (node.op == "call_function" and node.target in POOL_FUNCTIONS)
 
 
 def _flattens(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether it makes a vector of channels and pixels, for every image by itself."""
+    """Return whether it flattens channels and pixels of every image."""
     if type(module) is nn.Flatten:
         return module.start_dim == 1 and module.end_dim == -1
     given = (*node.args[1:], *node.kwargs.values())
@@ -291,7 +274,7 @@ def _flattens(node: fx.Node, module: nn.Module | None) -> bool:
 
 
 def _averages(node: fx.Node) -> bool:
-    """Whether it is the mean over all pixels of a channel."""
+    """Return whether it is the mean over all pixels of a channel."""
     given = (*node.args[1:], *node.kwargs.values())
     return node.target in (torch.mean, "mean") and given in (((2, 3),), ([2, 3],), ((-2, -1),), ([-2, -1],))
 
@@ -301,7 +284,7 @@ def _resize(layer: Layer, side: str, count: int) -> None:
 
 
 def _replace(module: nn.Module, name: str, value: Tensor) -> None:
-    """Another value of a parameter or buffer, trained like the one before it."""
+    """Replace a parameter or buffer, with the same requires_grad."""
     before = getattr(module, name)
     is_buffer = name in dict(module.named_buffers())
     trained = module.weight.requires_grad if before is None else before.requires_grad

@@ -2,7 +2,7 @@
 
 from mrfquant.energies.base import Energy
 from mrfquant.energies.pairwise import PairwiseEnergy
-from mrfquant.energies.priors import CodeLength, FlipNoise, LabelPrior, Prior, TargetHistogram
+from mrfquant.energies.priors import CodeLength, LabelPrior, Prior, TargetHistogram
 from mrfquant.energies.sum import SumOf
 from mrfquant.energies.taylor import FirstOrderTaylor
 
@@ -10,7 +10,6 @@ __all__ = [
     "CodeLength",
     "Energy",
     "FirstOrderTaylor",
-    "FlipNoise",
     "LabelPrior",
     "PairwiseEnergy",
     "Prior",

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mrfquant.config.settings import Count, Damping, Fraction, configurable
+from mrfquant.config.settings import Count, configurable
 from mrfquant.energies.base import Distributions, Energy
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.families import Distribution, Gradient
@@ -182,64 +182,3 @@ class TargetHistogram(SharePrior):
         if shares.shape[1] != len(self.target):
             return torch.zeros_like(shares)  # of a block that it is not about
         return (shares / shares.new_tensor(self.target)).log2()
-
-
-@configurable
-class FlipNoise(Prior):
-    """The expected loss when a memory turns a label into another one, each of them with probability p / (d - 1).
-
-    To second order, with the curvature h_l of the loss in a weight of the parameter l and no correlation between the
-    weights' flips, label λ costs
-
-        c_λ = h_l / 2 * p / (d - 1) * sum over labels μ of (q_μ - q_λ)² * (mean squared scale).
-
-    Levels in the middle have less to lose. Two levels cost the same, so nothing changes for them. The first-order term
-    multiplies <g, w> by 1 - p d / (d - 1), the same for all, and is left out. h_l is the mean over the parameter of
-    the squared gradients of mini-batches, times the number of examples: the empirical Fisher information.
-
-    Args:
-        probability: p, that a label is read as another one.
-        examples: in a mini-batch.
-        which: as of `Prior`.
-        interval: steps between two looks at the gradient.
-        decay: of the running average over them.
-    """
-
-    def __init__(
-        self,
-        probability: Fraction,
-        examples: Count = 100,
-        which: Which = "everything",
-        interval: Count = 10,
-        decay: Damping = 0.9,
-    ) -> None:
-        super().__init__(which)
-        self.probability, self.examples, self.interval, self.decay = probability, examples, interval, decay
-        self._begun, self._mass = 0, 0.0
-        self._squares: dict[int, Tensor] = {}
-
-    def attach(self, labelling: Labelling) -> None:
-        super().attach(labelling)
-        self._squares = {block.start: block.q.new_zeros(len(block.parameter_sizes), 1) for block in self.blocks}
-
-    def begin_step(self, iteration: int, distributions: Distributions) -> None:
-        if self._begun % self.interval == 0:
-            self._mass += (1 - self._mass) * (1 - self.decay)
-            for block in self.blocks:
-                square = block.g.square() if block.scale is None else (block.g * block.scale).square()
-                present = torch.stack([part.mean() for part in square.split(block.parameter_sizes)])
-                self._squares[block.start].lerp_(present[:, None], 1 - self.decay)
-        self._begun += 1
-
-    def costs(self, block: Block) -> Tensor:
-        curvature = self._squares[block.start] * (self.examples / max(self._mass, 1e-12))
-        jumps = (block.q - block.q[:, None]).square().sum(0)
-        return curvature / 2 * self.probability / (block.d - 1) * jumps
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"begun": self._begun, "mass": self._mass, "squares": self._squares}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._begun, self._mass = state["begun"], state["mass"]
-        for start, squares in state["squares"].items():
-            self._squares[start].copy_(squares)

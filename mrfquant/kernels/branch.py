@@ -1,30 +1,21 @@
-"""Depth-first branch and bound on a reparametrised field; see `mrfquant.mrf.branch_and_bound`.
+"""Depth-first branch and bound on a reparametrised field; see `mrfquant.mrf.dual`.
 
-A visit to a variable changes its own entries of `unary` and `lam` only, so that a copy of these, made at the first
-visit on each level of the search tree, is all that going back needs.
+A visit to a variable changes only its own entries of `unary` and `lam`, so backtracking needs only a copy of these,
+made at the first visit on each level of the search tree.
 """
-
-from __future__ import annotations
 
 import numpy as np
 
 from mrfquant.kernels.dual import belief, collect, forbid, smallest
 from mrfquant.kernels.layout import energy, jit
 
-WORTH = 0.01  # the share of the gap by which a variable's visit has to raise the bound for its neighbours to be visited
+MIN_BOUND_GAIN = 0.01  # neighbours are visited after a visit that raises the bound by this fraction of the gap
 
 
 @jit()
 def visit(field, unary, lam, v, free, limit, total, value, out):
-    """Take over what a variable's factors can give, drop labels that cannot be below the limit, share the rest.
-
-    Args:
-        total: (1,) the bound, raised by the variable's least cost.
-        value: (cards,) becomes the variable's costs above the least.
-
-    Returns:
-        How many labels remain.
-    """
+    """Move to a variable what its factors can give, drop labels that cannot be below the limit, share the rest; return
+    the number of labels left. Raises total (1,), the bound; value (cards,) becomes the costs above the least."""
     begin, end = field.near[v], field.near[v + 1]
     first, c = field.first[v], field.cards[v]
     for at in range(begin, end):
@@ -50,7 +41,7 @@ def visit(field, unary, lam, v, free, limit, total, value, out):
 
 @jit()
 def work(field, v):
-    """Entries that a visit to a variable looks at."""
+    """Return the number of entries that a visit to a variable reads."""
     entries = 0
     for at in range(field.near[v], field.near[v + 1]):
         s = field.begin[field.factor[field.slots[at]]]
@@ -60,7 +51,7 @@ def work(field, v):
 
 @jit()
 def wake(field, v, queue, waiting, at):
-    """Put the neighbours of a variable into the queue (a ring), of which `at` says the first and the end."""
+    """Put the neighbours of a variable into the queue, a ring with its first entry and its end in `at`."""
     n = len(queue)
     for i in range(field.near[v], field.near[v + 1]):
         f = field.factor[field.slots[i]]
@@ -74,7 +65,7 @@ def wake(field, v, queue, waiting, at):
 
 @jit()
 def save(field, unary, lam, v, kept, used):
-    """Copy a variable's entries behind those that are kept; gives the new end."""
+    """Append a variable's entries to those kept; return the new end."""
     c, first = field.cards[v], field.first[v]
     kept[used : used + c] = unary[first : first + c]
     for i in range(field.near[v], field.near[v + 1]):
@@ -86,7 +77,7 @@ def save(field, unary, lam, v, kept, used):
 
 @jit()
 def restore(field, unary, lam, v, kept, used):
-    """The inverse of `save`."""
+    """Undo `save`; return the new end."""
     c, first = field.cards[v], field.first[v]
     used -= c * (1 + field.near[v + 1] - field.near[v])
     unary[first : first + c] = kept[used : used + c]
@@ -100,7 +91,7 @@ def restore(field, unary, lam, v, kept, used):
 
 @jit()
 def possible(field, unary, v):
-    """The number of labels that a variable has left."""
+    """Return the number of labels that a variable has left."""
     count = 0
     for x in range(field.first[v], field.first[v + 1]):
         count += unary[x] < np.inf
@@ -109,10 +100,8 @@ def possible(field, unary, v):
 
 @jit()
 def propagate(field, unary):
-    """Make labels impossible, inf in `unary`, that a factor forbids together with all that is possible elsewhere.
-
-    A variable is visited again only when a neighbour has lost a label, so a long chain of consequences is no problem.
-    """
+    """Set labels to inf in `unary` that some factor forbids with all possible labels of its other variables, until no
+    label changes. A variable is visited again only when a neighbour has lost a label."""
     n = len(field.cards)
     out, free, lam = np.empty(field.cards.max()), np.full(n, -1), np.zeros(field.start[-1])
     queue, waiting, at = np.arange(n), np.ones(n, np.bool_), np.array([0, n])
@@ -136,7 +125,7 @@ def propagate(field, unary):
 
 @jit()
 def branching(field, weight, left, culprit):
-    """The variable of the last dead end, else the one with the most dead ends per label; -1 if all are decided."""
+    """Return the variable of the last dead end, else that of the most dead ends per label; -1 if all are decided."""
     if culprit >= 0 and left[culprit] > 1:
         return culprit
     pick = -1
@@ -148,7 +137,7 @@ def branching(field, weight, left, culprit):
 
 @jit()
 def cheapest(field, unary, liked, v):
-    """The possible label of a variable that is liked best."""
+    """Return the possible label of a variable with the least `liked`."""
     best = -1
     for x in range(field.cards[v]):
         p = field.first[v] + x
@@ -159,19 +148,16 @@ def cheapest(field, unary, liked, v):
 
 @jit()
 def search(field, costs, unary, lam, total, limit, margin, budget, weight, liked, labels):
-    """Search until nothing is left, or for a budget of table entries looked at.
+    """Search until nothing is left, or until the budget of table entries is used. Return whether the search is
+    complete, the least energy found or the limit, and the number of entries read.
 
     Args:
         costs: by place, the field's own unary costs.
-        unary: by place, with `lam` the reparametrised field, and `total` (1,) its bound; those of the root remain.
-        limit: only labellings below it are of interest.
-        margin: a labelling has to be better by this, against rounding.
-        weight: (n,) how often a variable led to a dead end, kept up to date.
-        liked: by place, costs by which labels are tried, kept up to date.
+        unary: by place, with `lam` the reparametrised field and with `total` (1,) its bound; become those of the root.
+        limit: labellings have to be below it, by a margin against floating-point errors.
+        weight: (n,) how often a variable led to a dead end, updated.
+        liked: by place, costs by which labels are tried, updated.
         labels: (n,) becomes the best labelling if one is found.
-
-    Returns:
-        Whether the search is complete, the least energy found or the limit, and the entries looked at.
     """
     n = len(field.cards)
     out, value = np.empty(field.cards.max()), np.empty(field.cards.max())
@@ -217,7 +203,7 @@ def search(field, costs, unary, lam, total, limit, margin, budget, weight, liked
                 continue
             for x in range(field.cards[v]):
                 liked[field.first[v] + x] = value[x]
-            if left[v] < many or total[0] - before > WORTH * (limit - before):
+            if left[v] < many or total[0] - before > MIN_BOUND_GAIN * (limit - before):
                 wake(field, v, queue, waiting, at)
         pick = -1 if failed else branching(field, weight, left, culprit)
         if not failed and pick < 0:

@@ -1,10 +1,8 @@
 """Coordinate descent on the rows of a layer's rounding problem, compiled; see `mrfquant.rounding.solvers`.
 
-A row's fields A (w - w°) are kept up to date: a weight that keeps its level costs a comparison, one that changes it a
-pass over a row of A. After a good start few change, so many sweeps cost little more than one.
+A row's fields A (w - w°) are updated incrementally: a weight that keeps its level costs a comparison, one that changes
+it a pass over a row of A. After a good start few change, so many sweeps cost little more than one.
 """
-
-from __future__ import annotations
 
 import numpy as np
 
@@ -15,7 +13,7 @@ MULTIPLIER, INCREMENT = np.uint64(6364136223846793005), np.uint64(14426950408889
 
 @jit()
 def move(a, field, label, levels, scale, j, new):
-    """Give variable j of a row another label; gives the change of the energy."""
+    """Give variable j of a row another label; return the change of the energy."""
     change = (levels[new] - levels[label[j]]) * scale[j]
     gained = change * (field[j] + a[j, j] / 2 * change)
     label[j] = new
@@ -27,8 +25,8 @@ def move(a, field, label, levels, scale, j, new):
 
 @jit()
 def descend(a, field, label, levels, scale, free, tolerance, sweeps):
-    """Each variable of a row, of those that are free, its best level given the others, until none gains; gives the
-    change of the energy."""
+    """Give each free variable of a row its best level given the others, until none gains; return the change of the
+    energy."""
     d, total = levels.shape[0], 0.0
     for _ in range(sweeps):
         moved = False
@@ -52,14 +50,14 @@ def descend(a, field, label, levels, scale, free, tolerance, sweeps):
 
 @jit()
 def descend_rows(a, fields, labels, levels, scales, free, tolerance, sweeps, kicks, moves, first, last):
-    """Descend in the rows from `first` to `last`, then after each of some kicks, which is taken back if it did not pay.
+    """Descend in the rows from `first` to `last`, then again after each kick, which is undone if it did not pay.
 
     Args:
         a: (n, n). fields: (rows, n) and labels: (rows, n) int64, changed in place. levels: (d,). scales: (rows, n).
         free: (rows, n) whether a label may change, or (rows, 0) if all may.
-        tolerance: gains up to it, in units of the squared scale times the curvature, do not count.
-        sweeps: at most so many over all weights.
-        moves: labels that a kick moves to a neighbour, drawn at random, the same at every call.
+        tolerance: smaller gains, in units of the squared scale times the curvature, do not count.
+        sweeps: the most sweeps over all weights.
+        moves: number of labels that a kick moves to a neighbour, drawn at random, the same at every call.
     """
     n, d = a.shape[0], levels.shape[0]
     for row in range(first, last):

@@ -1,10 +1,8 @@
 """Sweeps that raise the dual bound of a field; see `mrfquant.mrf.dual` for the formulas and names.
 
-`lam` holds minus the costs that each slot's variable took over from its factor; inf at labels that are impossible.
-So a factor's reparametrised cost is its table plus `lam` of its slots, and a variable's is `unary` minus `lam`.
+`lam` holds minus the costs moved from each slot's factor to its variable; inf at labels that are impossible. So a
+factor's reparametrised cost is its table plus `lam` of its slots, and a variable's is `unary` minus `lam`.
 """
-
-from __future__ import annotations
 
 import numpy as np
 
@@ -13,12 +11,8 @@ from mrfquant.kernels.layout import jit
 
 @jit(fastmath={"nnan", "nsz"})  # so that minima use vector instructions; inf remains what it is
 def smallest(field, lam, s, fixed, out):
-    """For each label of slot s the factor's least cost over its other variables, without the slot's own `lam`.
-
-    Args:
-        fixed: (n,) labels of variables that are not to be minimised over, -1 for the others.
-        out: (cards,) the result.
-    """
+    """Write to out (cards,) the factor's least cost for each label of slot s, over its other variables but those with a
+    label in fixed (n,) of at least 0, and without the slot's own `lam`."""
     f = field.factor[s]
     begin, end, at = field.begin[f], field.begin[f + 1], field.table[f]
     labels, step = field.cards[field.scope[s]], field.stride[s]
@@ -83,7 +77,7 @@ def smallest(field, lam, s, fixed, out):
 
 @jit()
 def collect(field, unary, lam, s, fixed, out):
-    """Move all that a factor can give to slot s's variable; a label that it forbids becomes impossible everywhere."""
+    """Move to slot s's variable all that its factor can give; a label that it forbids becomes impossible everywhere."""
     v = field.scope[s]
     smallest(field, lam, s, fixed, out)
     for x in range(field.cards[v]):
@@ -104,7 +98,7 @@ def forbid(field, unary, lam, v, x):
 
 @jit()
 def belief(field, unary, lam, v, out):
-    """A variable's reparametrised costs; gives the least."""
+    """Write a variable's reparametrised costs to `out`; return the least."""
     best = np.inf
     for x in range(field.cards[v]):
         value = unary[field.first[v] + x]
@@ -118,7 +112,7 @@ def belief(field, unary, lam, v, out):
 
 @jit()
 def extremes(field, rank, s):
-    """Whether some variable of the slot's factor comes before the slot's, and whether some comes after."""
+    """Return whether some variable of the slot's factor comes before the slot's, and whether some comes after."""
     f, v = field.factor[s], field.scope[s]
     before, after = False, False
     for t in range(field.begin[f], field.begin[f + 1]):
@@ -132,10 +126,10 @@ def sweep(field, unary, lam, order, rank, everything, labels):
     """Visit the variables in an order: collect from factors with earlier variables, share with those with later ones.
 
     Args:
-        order: some of the variables. rank: (n,) the place of each in the whole order.
+        order: some of the variables.
+        rank: (n,) the place of each in the whole order.
         everything: collect from all factors, as the first sweep has to.
-        labels: (n,) -1 for variables that were not yet visited; each visited one gets its best label, given those
-            before and the bound for those after.
+        labels: (n,) -1 for variables not visited yet; a visited one gets its best label, given those before it.
     """
     widest = field.cards.max()
     out, value, given = np.empty(widest), np.empty(widest), np.empty(widest)
@@ -176,39 +170,35 @@ def sweep(field, unary, lam, order, rank, everything, labels):
 
 
 @jit()
+def least(field, lam, f, free, out):
+    """Return the least reparametrised cost of a factor."""
+    s, best = field.begin[f], np.inf
+    smallest(field, lam, s, free, out)
+    for x in range(field.cards[field.scope[s]]):
+        best = min(best, out[x] + lam[field.start[s] + x])
+    return best
+
+
+@jit()
 def bound(field, unary, lam):
-    """The sum of the least reparametrised costs of all variables and factors: no labelling costs less."""
-    widest = field.cards.max()
-    out = np.empty(widest)
-    free = np.full(len(field.cards), -1)
-    total = 0.0
+    """Return the sum of the least reparametrised costs of all variables and factors: no labelling costs less."""
+    out, free, total = np.empty(field.cards.max()), np.full(len(field.cards), -1), 0.0
     for v in range(len(field.cards)):
         total += belief(field, unary, lam, v, out)
     for f in range(len(field.table)):
-        s = field.begin[f]
-        smallest(field, lam, s, free, out)
-        best = np.inf
-        for x in range(field.cards[field.scope[s]]):
-            best = min(best, out[x] + lam[field.start[s] + x])
-        total += best
+        total += least(field, lam, f, free, out)
     return total
 
 
 @jit()
 def normalise(field, unary, lam):
-    """Subtract the least costs of all factors and variables; gives their sum, (1,)."""
-    out, total = np.empty(field.cards.max()), np.zeros(1)
-    free = np.full(len(field.cards), -1)
+    """Subtract the least costs of all factors and variables; return their sum, (1,)."""
+    out, free, total = np.empty(field.cards.max()), np.full(len(field.cards), -1), np.zeros(1)
     for f in range(len(field.table)):
-        s = field.begin[f]
-        v = field.scope[s]
-        smallest(field, lam, s, free, out)
-        best = np.inf
-        for x in range(field.cards[v]):
-            best = min(best, out[x] + lam[field.start[s] + x])
-        for x in range(field.cards[v]):
-            if lam[field.start[s] + x] < np.inf:
-                lam[field.start[s] + x] -= best
+        best, s = least(field, lam, f, free, out), field.begin[f]
+        for x in range(field.start[s], field.start[s + 1]):
+            if lam[x] < np.inf:
+                lam[x] -= best
     for v in range(len(field.cards)):
         best = belief(field, unary, lam, v, out)
         for x in range(field.first[v], field.first[v + 1]):

@@ -1,6 +1,4 @@
-"""Elimination orders of small graphs, compiled: quick enough to try many; see `mrfquant.mrf.decomposition`."""
-
-from __future__ import annotations
+"""Elimination orders of small graphs, compiled, so that many can be tried; see `mrfquant.mrf.decomposition`."""
 
 import numpy as np
 
@@ -11,7 +9,7 @@ M1, M2, M4 = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333), np.ui
 
 @jit()
 def ones(x):
-    """The number of bits that are set."""
+    """Return the number of bits that are set."""
     x = x - ((x >> np.uint64(1)) & M1)
     x = (x & M2) + ((x >> np.uint64(2)) & M2)
     x = (x + (x >> np.uint64(4))) & M4
@@ -22,7 +20,7 @@ def ones(x):
 
 @jit()
 def members(row, out):
-    """List the bits that are set in a row of words; gives how many."""
+    """List the bits that are set in a row of words; return their number."""
     count = 0
     for w in range(len(row)):
         word, bit = row[w], 64 * w
@@ -37,7 +35,7 @@ def members(row, out):
 
 @jit()
 def missing(near, v, around):
-    """The number of edges that the neighbours of a variable lack among each other."""
+    """Return the number of edges that the neighbours of a variable lack among each other."""
     many, joined = members(near[v], around), 0
     for i in range(many):
         row = near[around[i]]
@@ -48,7 +46,7 @@ def missing(near, v, around):
 
 @jit()
 def weight(near, v, sizes, around):
-    """log2 of the table that eliminating a variable makes."""
+    """Return log2 of the size of the table that eliminating a variable creates."""
     total = sizes[v]
     for i in range(members(near[v], around)):
         total += sizes[around[i]]
@@ -57,17 +55,16 @@ def weight(near, v, sizes, around):
 
 @jit()
 def eliminate(near, sizes, by_fill, cap, state, order):
-    """Eliminate variables, each time one that costs least: missing edges or the table's size; ties at random.
+    """Eliminate variables, each time one of least cost: missing edges or the table's size; ties at random.
 
     Args:
-        near: (n, words) uint64, the neighbours of each variable as bits; used up.
+        near: (n, words) uint64, the neighbours of each variable as bits; modified.
         sizes: (n,) log2 of the numbers of labels.
         by_fill: the missing edges count first, else the size.
         cap: a size at which it gives up.
         order: (n,) becomes the order.
 
-    Returns:
-        log2 of the largest table, and of the sum of all; inf if it gave up.
+    It returns log2 of the largest table, and of the sum of all; inf if it gave up.
     """
     n = len(sizes)
     around, further = np.empty(n, np.int64), np.empty(n, np.int64)

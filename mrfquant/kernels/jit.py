@@ -1,6 +1,4 @@
-"""Loops over arrays, compiled by numba. Import it where they are needed: without numba that is an ImportError."""
-
-from __future__ import annotations
+"""Loops over arrays, compiled by numba. Import this module where it is used: without numba that is an ImportError."""
 
 import functools
 from collections.abc import Callable
@@ -12,20 +10,20 @@ import torch
 
 
 def jit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: numba's, holding no lock while the function runs, and keeping what it compiled for the next time."""
+    """Return numba's decorator, without the GIL, and with a cache on disk."""
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return numba.njit(nogil=True, cache=True, **options)(function)
-        except RuntimeError:  # there is no folder that it may write to
+        except RuntimeError:  # no folder for the cache is writable
             return numba.njit(nogil=True, **options)(function)
 
     return compiled
 
 
-def parallel_ranges(function: Callable[[int, int], None], size: int, share: int) -> None:
-    """Call function(start, stop) for parts of 0 .. size of at least `share`, one for each thread that torch has."""
-    threads = max(1, min(torch.get_num_threads(), size // share))
+def parallel_ranges(function: Callable[[int, int], None], size: int, smallest: int) -> None:
+    """Call function(start, stop) for parts of 0 .. size of at least `smallest`, one for each thread that torch has."""
+    threads = max(1, min(torch.get_num_threads(), size // smallest))
     bounds = [size * i // threads for i in range(threads + 1)]
     if threads == 1:
         function(0, size)
@@ -37,5 +35,5 @@ def parallel_ranges(function: Callable[[int, int], None], size: int, share: int)
 
 @functools.cache
 def _helpers(count: int) -> ThreadPoolExecutor:
-    """Threads beside the caller's, kept: to start them takes longer than many a loop."""
+    """Return threads beside the caller's, which are kept: to start them takes longer than many a loop."""
     return ThreadPoolExecutor(count)

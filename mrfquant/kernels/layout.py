@@ -1,6 +1,4 @@
-"""How compiled loops see a factor graph: costs (negative log-potentials, inf for what is forbidden) in plain arrays."""
-
-from __future__ import annotations
+"""A factor graph as plain arrays for compiled loops: costs are negative log-potentials, inf for what is forbidden."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -12,7 +10,7 @@ COMPILED = find_spec("numba") is not None
 
 
 def jit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: numba's, or where that is missing none at all: the same loops, right and slow."""
+    """Return numba's decorator, or without numba one that does nothing: the same loops, only slow."""
     if not COMPILED:
         return lambda function: function
     from mrfquant.kernels.jit import jit as compiled
@@ -22,38 +20,24 @@ def jit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 class Layout(NamedTuple):
     """n variables and F factors of two variables or more; a *slot* is a variable of a factor, a *place* is a label of
-    a variable in a vector where the labels of a variable follow each other.
+    a variable in a vector where the labels of a variable follow each other."""
 
-    Attributes:
-        cards: (n,) labels of each variable.
-        first: (n + 1,) place of its label 0.
-        begin: (F + 1,) first slot of each factor.
-        scope: (slots,) variable of each slot.
-        factor: (slots,) factor of each slot.
-        stride: (slots,) from a label to the next in the factor's table.
-        start: (slots + 1,) where a message of this slot, one number for each label, begins in a vector of all messages.
-        table: (F,) where the factor's costs begin in `values`.
-        values: costs of all tables; factors with equal tables may share one.
-        near: (n + 1,) where the slots of each variable begin in `slots`.
-        slots: (slots,) the slots of variable 0, of variable 1, ...
-    """
-
-    cards: np.ndarray
-    first: np.ndarray
-    begin: np.ndarray
-    scope: np.ndarray
-    factor: np.ndarray
-    stride: np.ndarray
-    start: np.ndarray
-    table: np.ndarray
-    values: np.ndarray
-    near: np.ndarray
-    slots: np.ndarray
+    cards: np.ndarray  # (n,) labels of each variable
+    first: np.ndarray  # (n + 1,) place of its label 0
+    begin: np.ndarray  # (F + 1,) first slot of each factor
+    scope: np.ndarray  # (slots,) variable of each slot
+    factor: np.ndarray  # (slots,) factor of each slot
+    stride: np.ndarray  # (slots,) from a label to the next in the factor's table
+    start: np.ndarray  # (slots + 1,) where a slot's message, a number per label, begins in a vector of all messages
+    table: np.ndarray  # (F,) where the factor's costs begin in `values`
+    values: np.ndarray  # costs of all tables; factors with equal tables may share one
+    near: np.ndarray  # (n + 1,) where the slots of each variable begin in `slots`
+    slots: np.ndarray  # (slots,) the slots of variable 0, of variable 1, ...
 
 
 @jit()
 def cost(field, f, labels):
-    """Of a labelling (n,) in one factor."""
+    """Return the cost of a labelling (n,) in one factor."""
     at = field.table[f]
     for s in range(field.begin[f], field.begin[f + 1]):
         at += field.stride[s] * labels[field.scope[s]]
@@ -62,7 +46,7 @@ def cost(field, f, labels):
 
 @jit()
 def energy(field, unary, labels):
-    """Of a labelling (n,)."""
+    """Return the energy of a labelling (n,)."""
     total = 0.0
     for v in range(len(field.cards)):
         total += unary[field.first[v] + labels[v]]
@@ -73,7 +57,7 @@ def energy(field, unary, labels):
 
 @jit()
 def draw(state, below):
-    """A random whole number from 0 to below - 1; state: (1,) uint64, not 0."""
+    """Draw a whole number from 0 to below - 1; state: (1,) uint64, not 0."""
     x = state[0]
     x ^= x << np.uint64(13)
     x ^= x >> np.uint64(7)

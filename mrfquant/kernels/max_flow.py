@@ -1,11 +1,9 @@
 """Maximum flow by two trees that grow from the source and the sink until they meet (Boykov and Kolmogorov, 2004).
 
-An arc a leads from its node to `head[a]`, with `rest[a]` of its capacity left and `sister[a]` leading back; the arcs of
-node i are first[i] .. first[i + 1]. `terminal[i]` is what the source still can send to i, below 0 what i can send to
-the sink.
+An arc a leads from its node to `head[a]`, with residual capacity `rest[a]` and reverse arc `sister[a]`; the arcs of
+node i are first[i] .. first[i + 1]. `terminal[i]` is the residual capacity from the source to i, or below 0 from i
+to the sink.
 """
-
-from __future__ import annotations
 
 import numpy as np
 
@@ -17,7 +15,7 @@ FREE, SOURCE, SINK = 0, 1, 2  # trees
 
 @jit()
 def augment(middle, head, sister, rest, terminal, parent, orphans, count):
-    """Send what fits along the path through an arc between the trees; gives its amount and the number of orphans."""
+    """Augment the path through an arc between the trees; return the flow and the number of orphans."""
     amount = rest[middle]
     i = head[sister[middle]]
     while parent[i] != TERMINAL:
@@ -53,7 +51,7 @@ def augment(middle, head, sister, rest, terminal, parent, orphans, count):
 
 @jit()
 def distance(i, head, parent, stamp, far, time):
-    """How far a node is from its terminal, -1 if it hangs on an orphan; what is found is kept for this time."""
+    """Return the distance of a node from its terminal, -1 below an orphan; distances are cached for this `time`."""
     steps, j = 0, i
     while True:
         if stamp[j] == time:
@@ -77,7 +75,7 @@ def distance(i, head, parent, stamp, far, time):
 
 @jit()
 def adopt(i, first, head, sister, rest, tree, parent, stamp, far, time):
-    """Find another parent for an orphan, the nearest to the terminal; NONE if there is none."""
+    """Return the arc to a new parent of an orphan, the nearest to the terminal; NONE if there is none."""
     best, nearest = NONE, 0
     for a in range(first[i], first[i + 1]):
         j = head[a]
@@ -93,14 +91,8 @@ def adopt(i, first, head, sister, rest, tree, parent, stamp, far, time):
 
 @jit()
 def max_flow(first, head, sister, rest, terminal, tree):
-    """Send as much as possible from the source to the sink; changes `rest` and `terminal`.
-
-    Args:
-        tree: (n,) becomes SOURCE for the nodes that the source still reaches: its side of a least cut.
-
-    Returns:
-        The flow.
-    """
+    """Return the maximum flow from the source to the sink; changes `rest` and `terminal`, and sets tree (n,) to SOURCE
+    for the nodes on the source's side of a minimum cut."""
     n = len(tree)
     parent, stamp, far = np.full(n, NONE), np.zeros(n, np.int64), np.zeros(n, np.int64)
     queue, waiting, begin, end = np.empty(n, np.int64), np.zeros(n, np.bool_), 0, 0  # a ring of nodes that may grow

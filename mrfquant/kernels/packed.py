@@ -4,13 +4,11 @@ A byte holds the labels of neighbouring columns as digits in base d, the first c
 3, 4 of 4, 3 of up to 6, 2 of up to 16 and 1 of up to 256. Every row starts a new byte. For d = 2, 4 and 16 that is the
 encoding "bits" of `mrfquant.packing.bits`, for 3 it is "base3".
 
-The product never builds float weights. All that a byte can add to a result is a table of at most 256 sums of its
-columns' inputs times their levels, so every result is a sum of entries that the row's bytes choose: one lookup for 8
-weights of two levels. It is compiled by numba (pip install 'mrfquant[fast]'); without numba `compiled` gives None
-and the layers unpack their weights and multiply by torch, with the same results to rounding.
+The product never builds float weights. A byte can add one of at most 256 sums of its columns' inputs times their levels
+to a result; these are in a table, so 8 weights of two levels take one lookup. It is compiled by numba
+(pip install 'mrfquant[fast]'); without numba `compiled` returns None, and the layers unpack their weights and multiply
+by torch.
 """
-
-from __future__ import annotations
 
 import functools
 import sys
@@ -24,18 +22,18 @@ from torch.nn import functional
 from mrfquant.errors import BadInput
 
 WORD = 8  # bytes of a row that the product reads at once
-SHARE = 256  # rows that are worth a thread
+ROWS_PER_THREAD = 256
 
 
 def labels_per_byte(d: int) -> int:
-    """How many labels of d levels fit in a byte."""
+    """Return how many labels of d levels fit in a byte."""
     if not 1 <= d <= 256:
         raise BadInput(f"layers compute from 1 to 256 levels, these are {d}")
     return next(n for n in range(8, 0, -1) if d**n <= 256)
 
 
 def pack_rows(labels: Tensor, d: int, word: int | None = None) -> Tensor:
-    """Labels (rows, columns) as uint8 (words, rows, word): a row is padded to words of so many bytes, or is one."""
+    """Pack labels (rows, columns) as uint8 (words, rows, word); by default a row is one word."""
     n = labels_per_byte(d)
     word = word or -(-labels.shape[1] // n)
     labels = functional.pad(labels.to(torch.uint8), (0, -labels.shape[1] % (n * word)))
@@ -45,20 +43,20 @@ def pack_rows(labels: Tensor, d: int, word: int | None = None) -> Tensor:
 
 
 def unpack_rows(packed: Tensor, columns: int, values: Tensor) -> Tensor:
-    """The weights (rows, columns) of packed rows (words, rows, word), by the table of `byte_values`."""
+    """Return the weights (rows, columns) of packed rows (words, rows, word), by the table of `byte_values`."""
     weights = values.index_select(0, packed.transpose(0, 1).flatten().int())
     return weights.view(packed.shape[1], -1)[:, :columns]
 
 
 def byte_values(levels: Tensor) -> Tensor:
-    """The weights that every byte stands for, (256, labels per byte)."""
+    """Return the weights of every byte, (256, labels per byte)."""
     d, n = len(levels), labels_per_byte(len(levels))
     powers = d ** torch.arange(n, device=levels.device)
     return levels[torch.arange(256, device=levels.device)[:, None] // powers % d]
 
 
 def product(x: Tensor, packed: Tensor, levels: Tensor) -> Tensor:
-    """x Wᵀ (b, rows) of x (b, columns) and packed rows (words, rows, 8); float32 on the CPU, needs `compiled`."""
+    """Return x Wᵀ (b, rows) of x (b, columns) and packed rows (words, rows, 8); float32 on the CPU, by `compiled`."""
     from mrfquant.kernels.jit import parallel_ranges
 
     n, rows = labels_per_byte(len(levels)), packed.shape[1]
@@ -67,13 +65,14 @@ def product(x: Tensor, packed: Tensor, levels: Tensor) -> Tensor:
     out = torch.zeros(len(x), rows, dtype=torch.float32, device="cpu")
     add = compiled()
     assert add is not None
-    parallel_ranges(functools.partial(add, inputs, words, levels.detach().numpy(), n, out.numpy()), rows, SHARE)
+    kernel = functools.partial(add, inputs, words, levels.detach().numpy(), n, out.numpy())
+    parallel_ranges(kernel, rows, ROWS_PER_THREAD)
     return out
 
 
 @functools.cache
 def compiled() -> Callable[..., None] | None:
-    """`add_products` by numba, None where it is not installed."""
+    """Return `add_products` compiled by numba, None where it is not installed."""
     try:
         from mrfquant.kernels.jit import jit
     except ImportError:
@@ -84,14 +83,9 @@ def compiled() -> Callable[..., None] | None:
 def add_products(
     x: np.ndarray, words: np.ndarray, levels: np.ndarray, n: int, out: np.ndarray, start: int, stop: int
 ) -> None:
-    """Add x Wᵀ to out[:, start:stop].
-
-    Args:
-        x: (b, columns). words: (words, rows), eight bytes of a row each. levels: (d,). n: labels per byte.
-        out: (b, rows).
-    """
-    d = len(levels)
-    byte = np.uint64(255)
+    """Add x Wᵀ to out (b, rows) [:, start:stop], for x (b, columns), words (words, rows) of eight bytes of a row each,
+    levels (d,) and n labels per byte."""
+    d, byte = len(levels), np.uint64(255)
     tables = np.zeros((8, 256), np.float32)
     t0, t1, t2, t3 = tables[0], tables[1], tables[2], tables[3]
     t4, t5, t6, t7 = tables[4], tables[5], tables[6], tables[7]

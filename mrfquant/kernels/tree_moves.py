@@ -1,11 +1,8 @@
-"""Moves of local search: a random tree of variables gets its exact optimum given all others; see
-`mrfquant.mrf.local_search`.
+"""Moves of `mrfquant.mrf.local_search`: set a random tree of variables to its optimum given all others.
 
-A variable joins the tree if all factors that it shares with the tree lead to one and the same variable, its parent.
-So given the labels outside, the tree's variables interact in pairs only, and two passes along it find the best labels.
+A variable joins the tree if all factors that it shares with the tree lead to the same variable, its parent. So given
+the labels outside, the tree's variables interact only in pairs, and two passes along it find the best labels.
 """
-
-from __future__ import annotations
 
 import numpy as np
 
@@ -14,7 +11,7 @@ from mrfquant.kernels.layout import draw, energy, jit
 
 @jit()
 def contact(field, v, inside):
-    """The variable of the tree that v shares factors with: -1 for none, -2 for several."""
+    """Return the variable of the tree that v shares factors with: -1 for none, -2 for several."""
     found = -1
     for at in range(field.near[v], field.near[v + 1]):
         f = field.factor[field.slots[at]]
@@ -29,11 +26,8 @@ def contact(field, v, inside):
 
 @jit()
 def grow(field, root, size, state, inside, seen, edge, order, parent):
-    """Grow a tree from a variable; gives how many variables `order` and `parent` have.
-
-    Args:
-        inside: (n,) all False, becomes the members. seen: (n,) all False. edge: (n,) for those that may join.
-    """
+    """Grow a tree from a variable into `order` and `parent`; return its size. inside (n,) and seen (n,) are all False,
+    `inside` becomes the members; edge (n,) is room for candidates."""
     count, waiting = 0, 1
     edge[0] = root
     seen[root] = True
@@ -60,7 +54,7 @@ def grow(field, root, size, state, inside, seen, edge, order, parent):
 
 @jit()
 def given(field, s, labels):
-    """Where in `values` the factor of slot s lies for label 0 of the slot's variable and the others' labels."""
+    """Return the place in `values` of the factor of slot s for label 0 of its variable and the others' labels."""
     f = field.factor[s]
     at = field.table[f]
     for t in range(field.begin[f], field.begin[f + 1]):
@@ -71,12 +65,8 @@ def given(field, s, labels):
 
 @jit()
 def pass_up(field, labels, inside, v, up, total, pair, choice):
-    """Add to a member's costs those of its factors given the labels outside; then its best costs to its parent's.
-
-    Args:
-        total: by place, the costs of the members so far. pair: room for a table.
-        choice: (n, labels) becomes v's best label for each of the parent's.
-    """
+    """Add to a member's costs `total`, by place, those of its factors given the labels outside; then its best costs to
+    its parent's. choice (n, labels) becomes v's best label for each of the parent's; `pair` is room for a table."""
     c, first = field.cards[v], field.first[v]
     high = field.cards[up] if up >= 0 else 0
     for x in range(c):
@@ -109,18 +99,15 @@ def pass_up(field, labels, inside, v, up, total, pair, choice):
 
 @jit()
 def walk(field, unary, labels, state, moves, size, heat, best):
-    """Moves of trees from random roots, with noise on the costs that falls to 0.
+    """Move trees from random roots, with noise on the costs that falls to 0; return the energy of `best`.
 
     Args:
         unary: by place, costs, as those in `field` without inf.
         labels: (n,) changed in place.
         state: (1,) uint64 of the random numbers.
-        size: of the trees, at most.
+        size: the most variables of a tree.
         heat: scale of the noise in the first move.
         best: (n,) the best labelling; changed if a better one is found.
-
-    Returns:
-        The energy of `best`.
     """
     n, widest = len(field.cards), field.cards.max()
     inside, seen = np.zeros(n, np.bool_), np.zeros(n, np.bool_)

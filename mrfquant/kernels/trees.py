@@ -1,15 +1,13 @@
 """Sum-product on a tree for many rows of variables with two labels, compiled; see `mrfquant.pairwise.trees`.
 
-Fields H and couplings K are in units in which e^(-2 |h|) is 2^(-|H|). What a variable with the field H tells another
-one through the coupling K is log2 of cosh((H + K) / 2) / cosh((H - K) / 2):
+Fields H and couplings K are in units in which e^(-2 |h|) is 2^(-|H|). The message of a variable with the field H
+through the coupling K is log2 of cosh((H + K) / 2) / cosh((H - K) / 2):
 
     sign(H K) min(|H|, |K|) + log2 (1 + 2^(-|H + K|)) / (1 + 2^(-|H - K|))
 
-A few rows are done at once, side by side in memory: their variables stay in the nearest caches, and every operation is
-one of vectors. A tree's depth costs nothing.
+A few rows are computed at once, side by side in memory: their variables stay in the cache, and operations are on
+vectors.
 """
-
-from __future__ import annotations
 
 import math
 
@@ -18,14 +16,14 @@ import numpy as np
 from mrfquant.kernels.jit import jit
 from mrfquant.kernels.simplex import ONE, OPTIONS, ZERO, f32, power_of_two
 
-ROWS = 32  # that are done at once
+ROWS = 32  # computed at once
 TWO = f32(2)
 L1, L3, L5, L7, L9, L11 = (f32(2 / math.log(2) / n) for n in range(1, 12, 2))
 
 
 @jit(**OPTIONS)
 def message(field, coupling):
-    """What a variable tells another one."""
+    """Return the message of a variable with a field through a coupling."""
     total, difference = abs(field + coupling), abs(field - coupling)
     low, high = power_of_two(-total), power_of_two(-difference)
     s = (low - high) / (TWO + low + high)  # log2 of the ratio is 2 / ln 2 times atanh(s), and |s| <= 1/3
@@ -35,14 +33,14 @@ def message(field, coupling):
 
 @jit(**OPTIONS)
 def pair_marginals(fields, order, parents, edges, factors, scale, unit, out, start, stop):
-    """t = u_2 - u_1 of the rows from `start` to `stop`.
+    """Write t = u_2 - u_1 of the rows from `start` to `stop` to out (rows, n).
 
     Args:
-        fields: (rows, n). out: (rows, n).
-        order: the variables that have a parent, parents before their children. parents: (n,) of the variables.
-        edges: (n,) of the couplings with the parents. factors: (rows,) what multiplies them, with a sign.
+        fields: (rows, n).
+        order: the variables that have a parent, parents before their children. parents: (n,).
+        edges: (n,) the couplings with the parents. factors: (rows,) multiply them, with a sign.
         scale: (rows, n) the values of the labels are minus it and it; (rows, 0) if it is 1.
-        unit: what takes fields to the kernel's units.
+        unit: converts fields to the kernel's units.
     """
     n, scaled = fields.shape[1], scale.shape[1] > 0
     belief, told, coupling = np.zeros((n, ROWS), f32), np.empty((n, ROWS), f32), np.empty((n, ROWS), f32)

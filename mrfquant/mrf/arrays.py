@@ -1,12 +1,10 @@
 """A factor graph as the plain arrays that compiled loops take; see `mrfquant.kernels.layout`."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from mrfquant.mrf.factor_graph import FactorGraph
+from mrfquant.mrf.factor_graph import FactorGraph, contradiction
 from mrfquant.mrf.groups import Group
 
 
@@ -39,21 +37,14 @@ class Arrays:
             tables.append(used + np.arange(count) * (0 if shared else costs.shape[1]))
             values.append(costs.reshape(-1))
             used += costs.size
-        arity, scope = np.concatenate(arities), np.concatenate(scopes)
+        arity, scope, stride, table = (np.concatenate(part) for part in (arities, scopes, strides, tables))
+        factor, slots = np.repeat(np.arange(len(arity)), arity), np.argsort(scope, kind="stable")
+        begin, start = _before(arity), _before(cards[scope])
+        near = _before(np.bincount(scope, minlength=len(cards)))
         self.layout = Layout(
-            cards=cards,
-            first=first,
-            begin=_before(arity),
-            scope=scope,
-            factor=np.repeat(np.arange(len(arity)), arity),
-            stride=np.concatenate(strides),
-            start=_before(cards[scope]),
-            table=np.concatenate(tables),
-            values=np.concatenate(values),
-            near=_before(np.bincount(scope, minlength=len(cards))),
-            slots=np.argsort(scope, kind="stable"),
+            cards, first, begin, scope, factor, stride, start, table, np.concatenate(values), near, slots
         )
-        self.size = int(self.layout.start[-1])
+        self.size = int(start[-1])
         self.unary = -graph.unary().detach().cpu().double()[self._order].numpy()
 
     def flat(self, places: np.ndarray) -> Tensor:
@@ -79,3 +70,24 @@ def _costs(group: Group) -> tuple[np.ndarray, bool]:
     if shared:
         tables = tables[..., :1]
     return -tables.reshape(-1, tables.shape[-1]).t().contiguous().numpy(), shared
+
+
+def possible_labels(graph: FactorGraph) -> Tensor:
+    """Return for every label of every variable, flat, whether propagation of hard constraints leaves it: bool.
+
+    A label of a variable is possible for a factor if the factor allows it together with possible labels of its other
+    variables. A label that is not possible for some factor has probability 0; without it others may become impossible,
+    until nothing changes (generalised arc consistency).
+    """
+    possible = ~torch.isneginf(graph.unary())
+    if any(group.hard for group in graph.couplings):
+        from mrfquant.kernels.branch import propagate
+
+        arrays = Arrays(graph)
+        unary = arrays.unary.copy()
+        propagate(arrays.layout, unary)
+        possible = arrays.flat(unary < np.inf) > 0
+    for c in graph.by_cardinality:
+        if not c.planes(possible).any(0).all():
+            raise contradiction()
+    return possible

@@ -3,8 +3,6 @@
 Variables of one colour share no factor, so to update them together is the same as one after the other.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from itertools import combinations
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mrfquant.config.settings import Whole, configurable
-from mrfquant.mrf.branch_and_bound import feasible
+from mrfquant.mrf.dual import feasible
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import Group, field
 from mrfquant.mrf.solver import FieldSolver

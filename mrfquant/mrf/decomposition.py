@@ -1,7 +1,5 @@
 """Tree decompositions: by the min-fill heuristic, or the best of many elimination orders."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import time
@@ -19,16 +17,14 @@ MAX_SECONDS = 3.0  # for trying orders
 def best_tree(
     neighbours: Mapping[int, set[int]], sizes: Sequence[float], limit: float, tries: int
 ) -> tuple[networkx.Graph, float, bool]:
-    """Return the thinnest tree of several elimination orders: min-fill, smallest table first, both with random ties.
+    """Return the thinnest tree of several elimination orders (min-fill, smallest table first, both with random ties),
+    the size of its largest clique, and whether that is exact; else it is a lower bound of the first order's.
 
     Args:
         neighbours: the neighbours of each variable.
         sizes: what each variable adds to the size of its cliques.
         limit: the first order may stop at this size; others are tried to the end.
         tries: the most orders, while there is time.
-
-    Returns:
-        The tree, its largest size, and whether that is exact: else it is a lower bound of the first order's.
     """
     copied = {v: set(near) for v, near in neighbours.items()}
     tree, width = min_fill(copied, sizes, limit)
@@ -78,17 +74,9 @@ def min_fill(neighbours: Mapping[int, set[int]], sizes: Sequence[float], limit: 
     """Eliminate variables one by one, each time one whose neighbours lack the fewest edges among each other, the
     smaller clique first; every variable with its neighbours at that time is a clique.
 
-    Costs are updated incrementally, so it takes seconds for 100,000 variables of few neighbours, and it stops at the
-    first clique above the limit.
-
-    Args:
-        neighbours: the neighbours of each variable, modified.
-        sizes: what each variable adds to the size of its cliques.
-        limit: the size of a clique at which to stop.
-
-    Returns:
-        The tree, whose nodes are frozensets of variables, and its largest size; the tree is incomplete if that is above
-        the limit.
+    Costs are updated incrementally, so it takes seconds for 100,000 variables of few neighbours. It modifies
+    `neighbours`, and stops at the first clique above the limit. It returns the tree, whose nodes are frozensets of
+    variables, and its largest size; the tree is incomplete if that is above the limit.
     """
     cliques: list[tuple[int, frozenset[int]]] = []
     largest = 0.0

@@ -1,7 +1,5 @@
 """Exact inference: by listing all labellings, or on a junction tree where the graph is thin enough."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -54,10 +52,8 @@ class Enumeration(_Exact):
         self._cards = graph.cardinalities.tolist()
         self._count = math.prod(self._cards)
         if self._count > limit:
-            raise BadInput(
-                f"the graph has 2^{math.log2(self._count):.1f} labellings, more than the {limit} that are listed: "
-                "raise Enumeration.limit, or use JunctionTree"
-            )
+            told = f"the graph has 2^{math.log2(self._count):.1f} labellings, more than the {limit} that are listed"
+            raise BadInput(f"{told}: raise Enumeration.limit, or use JunctionTree")
 
     def log_z(self) -> float:
         return self._scores.logsumexp(0).item()
@@ -291,7 +287,11 @@ class JunctionTree(_Exact):
         """Refuse a graph whose largest tables and messages do not fit into the free memory."""
         messages = sum(math.prod(self._cards[v] for v in clique.separator) for clique in self._cliques)
         needed = self.graph.dtype.itemsize * (TABLES_AT_ONCE * 2**self.width + messages)
-        free = _free_memory()
+        try:
+            lines = Path("/proc/meminfo").read_text().splitlines()
+        except OSError:  # not a Linux system
+            lines = []
+        free = next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), math.inf)
         if self.graph.device.type == "cpu" and needed > free:
             raise TooWide(
                 f"the junction tree needs about {needed / 2**30:.1f} GB (largest table 2^{self.width:.1f} entries), "
@@ -326,12 +326,3 @@ class JunctionTree(_Exact):
             else:
                 self._constant += table.item()
         return cliques
-
-
-def _free_memory() -> float:
-    """Return the bytes of available memory; inf on systems without /proc/meminfo."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return math.inf
-    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), math.inf)

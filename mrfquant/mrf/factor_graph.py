@@ -241,11 +241,8 @@ class FactorGraph:
     # Other graphs
 
     def without_hard_constraints(self, penalty: float | None = None) -> FactorGraph:
-        """Return the graph with the lowest log-potential of a factor, less a penalty, in the place of -inf.
-
-        Args:
-            penalty: by default so large that every allowed labelling is better than all forbidden ones.
-        """
+        """Return the graph with the lowest log-potential of a factor, less a penalty, in the place of -inf; by default
+        the penalty is so large that every allowed labelling is better than all forbidden ones."""
         if not any(group.hard for group in self.groups):
             return self
         parts, ranges = [], 0.0
@@ -261,20 +258,11 @@ class FactorGraph:
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> FactorGraph:
         """Return a copy of another dtype or on another device."""
         device = device or self.device
-        return FactorGraph(
-            self.cardinalities.to(device),
-            groups=[(g.scopes.to(device), g.tables.to(device)) for g in self.groups],
-            constant=self.constant,
-            dtype=dtype or self.dtype,
-            device=device,
-        )
+        groups = [(group.scopes.to(device), group.tables.to(device)) for group in self.groups]
+        return FactorGraph(self.cardinalities.to(device), (), groups, self.constant, dtype or self.dtype, device)
 
     def condition(self, evidence: Mapping[int, int]) -> tuple[FactorGraph, Tensor]:
-        """Return the graph of the variables that are not observed, and their numbers in this graph.
-
-        Args:
-            evidence: labels of the observed variables.
-        """
+        """Return the graph of the variables that have no label in the evidence, and their numbers in this graph."""
         labels, cards = torch.full_like(self.cardinalities, -1), self.cardinalities.tolist()
         for v, label in evidence.items():
             if not 0 <= v < len(self):

@@ -1,7 +1,5 @@
 """Fields on networkx graphs: Ising and Potts, the usual first examples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import networkx as nx
@@ -44,7 +42,7 @@ def ising(
     coupling: float | Tensor | Sequence[float] = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> FactorGraph:
-    """Build an Ising field, spins s = -1 (label 0) and 1 (label 1): score sum_i field_i s_i + sum_ij coupling_ij s_i s_j.
+    """Build an Ising field: score sum_i field_i s_i + sum_ij coupling_ij s_i s_j, s = -1 (label 0) or 1 (label 1).
 
     Args:
         graph: its nodes, in their order, are the variables.
@@ -56,11 +54,9 @@ def ising(
     spins = torch.tensor([-1.0, 1.0], dtype=dtype)
     edges = _edges(graph)
     coupling = torch.as_tensor(coupling, dtype=dtype).expand(len(edges))
-    groups = [
-        (torch.arange(len(graph))[:, None], spins[:, None] * field),
-        (edges, (spins[:, None] * spins)[..., None] * coupling),
-    ]
-    return FactorGraph([2] * len(graph), groups=groups, dtype=dtype)
+    unary = (torch.arange(len(graph))[:, None], spins[:, None] * field)
+    pairs = (edges, (spins[:, None] * spins)[..., None] * coupling)
+    return FactorGraph([2] * len(graph), groups=[unary, pairs], dtype=dtype)
 
 
 def _edges(graph: nx.Graph) -> Tensor:

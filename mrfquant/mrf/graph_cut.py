@@ -9,8 +9,6 @@ i and D - C more for j to take y (Boykov, Veksler and Zabih, 2001). If A + D <= 
 the cut is exact. Otherwise the capacity is 0, and the move is made if it improves the labelling.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -35,11 +33,10 @@ class AlphaExpansion(LabellingSolver):
         super().__init__(graph, seed, start, graph.without_hard_constraints())
         largest = max((len(group.index) for group in graph.groups), default=0)
         if largest > 2:
-            raise BadInput(
-                f"AlphaExpansion takes factors of at most two variables, one has {largest}: use LocalSearch or "
-                "Portfolio"
-            )
-        self._unary, self._cut = self._soft.unary().neg(), _Cut(self._soft)
+            told = f"AlphaExpansion takes factors of at most two variables, one has {largest}"
+            raise BadInput(f"{told}: use LocalSearch or Portfolio")
+        self._unary = self._soft.unary().neg()
+        self._sort_arcs()
         self._binary = int(graph.cardinalities.max()) == 2 if len(graph) else True
         if start is None or self._binary:
             self._labels = torch.zeros_like(graph.cardinalities)
@@ -58,7 +55,7 @@ class AlphaExpansion(LabellingSolver):
         graph, labels = self.graph, self._labels
         target = torch.where(graph.cardinalities > alpha, alpha, labels)
         keep, take_ = self._costs(labels), self._costs(target)
-        submodular, least, flags = self._cut.solve(labels, target, keep, take_)
+        submodular, least, flags = self._minimum_cut(labels, target, keep, take_)
         found = torch.where(torch.from_numpy(flags).to(labels.device), target, labels)
         if self._binary and submodular and alpha and not labels.any() and self._soft is graph:
             # All labellings were candidates.
@@ -72,24 +69,22 @@ class AlphaExpansion(LabellingSolver):
             costs[c.variables] = c.planes(self._unary).gather(0, labels[c.variables][None])[0]
         return costs
 
-
-class _Cut:
-    """The arcs of a field's pairs, sorted by the node that they leave."""
-
-    def __init__(self, graph: FactorGraph) -> None:
-        self._graph = graph
-        pairs = [group.scopes.cpu().numpy() for group in graph.couplings]
+    def _sort_arcs(self) -> None:
+        """Sort the arcs of all pairs by the node that they leave."""
+        pairs = [group.scopes.cpu().numpy() for group in self._soft.couplings]
         edges = np.concatenate([np.zeros((0, 2), np.int64), *pairs])
         tails = np.concatenate([edges[:, 0], edges[:, 1]])
         order = np.argsort(tails, kind="stable")
         self._place = np.empty_like(order)  # of the arcs there (first half) and back in the sorted list
         self._place[order] = np.arange(len(order))
-        self._first = np.concatenate([[0], np.cumsum(np.bincount(tails, minlength=len(graph)))]).astype(np.int64)
+        self._first = np.concatenate([[0], np.cumsum(np.bincount(tails, minlength=len(self.graph)))]).astype(np.int64)
         self._head = np.concatenate([edges[:, 1], edges[:, 0]])[order]
         self._sister = self._place[(order + len(edges)) % max(1, len(order))]
         self._edges = edges
 
-    def solve(self, labels: Tensor, target: Tensor, keep: Tensor, take_: Tensor) -> tuple[bool, float, np.ndarray]:
+    def _minimum_cut(
+        self, labels: Tensor, target: Tensor, keep: Tensor, take_: Tensor
+    ) -> tuple[bool, float, np.ndarray]:
         """Return whether the cut is exact, its value, and which variables take the target."""
         from mrfquant.kernels.max_flow import SOURCE, max_flow
 
@@ -109,7 +104,7 @@ class _Cut:
     def _pairs(self, first: Tensor, second: Tensor) -> np.ndarray:
         """Return the costs of all pairs, with labels for their first and for their second variables."""
         costs = [np.zeros(0)]
-        for group in self._graph.couplings:
+        for group in self._soft.couplings:
             tables = take(take(group.tables, 1, second[group.scopes[:, 1]]), 0, first[group.scopes[:, 0]])
             costs.append(-tables.cpu().double().numpy())
         return np.concatenate(costs)

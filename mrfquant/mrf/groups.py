@@ -1,4 +1,4 @@
-"""Tensors shared by all factors of one shape, or by all variables of one cardinality."""
+"""Tensors of all factors of one shape, or of all variables of one cardinality."""
 
 from __future__ import annotations
 
@@ -10,19 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Group:
-    """F factors of one shape (c_1, ..., c_k).
+    """F factors of one shape (c_1, ..., c_k)."""
 
-    Attributes:
-        scopes: (F, k) their variables.
-        tables: (c_1, ..., c_k, F) log-potentials; one table for all may be expanded.
-        index: for each axis a, (c_a, F) the places of its variables in a flat vector.
-        hard: whether a table forbids anything.
-    """
-
-    scopes: Tensor
-    tables: Tensor
-    index: tuple[Tensor, ...]
-    hard: bool
+    scopes: Tensor  # (F, k) their variables
+    tables: Tensor  # (c_1, ..., c_k, F) log-potentials; one table for all may be expanded
+    index: tuple[Tensor, ...]  # for each axis a, (c_a, F) the places of its variables in a flat vector
+    hard: bool  # whether a table forbids anything
 
     def __len__(self) -> int:
         return len(self.scopes)

@@ -6,8 +6,6 @@ the marginals of the factors. At a fixed point the same holds for the approximat
 mean-field, with their marginals of the factors: the messages are stationary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ so no move makes a labelling worse. B is a random tree, found and solved in comp
 junction tree solves. Gumbel noise on the unary costs, falling to 0, helps to leave local minima.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator
@@ -111,7 +109,11 @@ class LocalSearch(LabellingSolver):
 
         field, labels = self._arrays.layout, self._labels.cpu().numpy().copy()
         best = labels.copy()
-        scale = noise * self._label_cost() if noise else 0.0
+        scale = 0.0
+        if noise:  # in units of the cost of a wrong label: the median over the variables of the mean above the least
+            fields = self._soft.fields(self.marginals())
+            costs = [c.planes(fields).amax(0) - c.planes(fields).mean(0) for c in self.graph.by_cardinality]
+            scale = noise * torch.cat(costs).median().item()
         began = time.perf_counter()
         ends = min(self.deadline, began + TIME_PER_START * (self.deadline - began))
         left, part = max(1, moves), max(1, moves // 5)
@@ -121,12 +123,6 @@ class LocalSearch(LabellingSolver):
             left = max(0, left - part)
             self.work += part * self._entries
         self.offer(self._arrays.labelling(best))
-
-    def _label_cost(self) -> float:
-        """Return the cost of a wrong label: the median over the variables of the mean over labels, above the least."""
-        fields = self._soft.fields(self.marginals())
-        costs = [c.planes(fields).amax(0) - c.planes(fields).mean(0) for c in self.graph.by_cardinality]
-        return torch.cat(costs).median().item()
 
     def _sweep(self) -> None:
         """Move random blocks until they have covered the graph."""

@@ -1,4 +1,4 @@
-"""Loopy belief propagation, and what its convex form (`mrfquant.mrf.tree_reweighted`) shares with it.
+"""Loopy belief propagation, and tree-reweighted belief propagation, its convex form, which bounds log Z.
 
 Both maximise   sum_a <θ_a, μ_a> + w_a H(μ_a)  +  sum_i <θ_i, μ_i> + (1 - sum_{a ∋ i} w_a) H(μ_i)
 
@@ -6,22 +6,27 @@ over locally consistent marginals of the factors a and the variables i. With mes
 
     log μ_i = θ_i + sum_a w_a m_ai,    log μ_a = θ_a / w_a + sum_i (log μ_i - m_ai),
 
-up to constants. Bethe: w = 1. Tree-reweighted: each variable has weight 1 for the factors in which it is not the last.
+up to constants. Bethe: w = 1. Tree-reweighted: the variables are ordered, and the weights w_a of the factors in which a
+variable is not the last sum to at most 1; the rest of the 1 is w_i. By a chain of conditional entropies, the entropy
+counted here is at least the true one. And with U_i the terms of the score that remain for a variable when each factor
+is written as a product of conditional distributions, the first given the later ones,
+
+    log Z  <=  sum_i w_i log sum_{x_i} exp(U_i / w_i)
+
+by Hölder's inequality, for any messages; at the fixed point it is what the messages maximise.
 """
 
-from __future__ import annotations
-
+import heapq
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from mrfquant.config.settings import Check, Damping, NonNegative, configurable
+from mrfquant.mrf.arrays import possible_labels
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import Group, along
-from mrfquant.mrf.pruning import possible_labels
 from mrfquant.mrf.solver import Direction, FieldSolver
 
 # Messages are 0 at their largest. Those of labels that constraints rule out may fall for ever: changes below this value
@@ -29,6 +34,7 @@ from mrfquant.mrf.solver import Direction, FieldSolver
 MIN_LOG_MESSAGE = -50.0
 ENTRIES_PER_PART = 2**20  # table entries of factors that are updated together
 MIN_START_PROBABILITY = 1e-300
+ZERO_WEIGHT = 1e-9  # a smaller weight is a floating-point error
 
 Share = Annotated[float, Check(lambda v: 0 < v <= 1, "a number above 0 and up to 1")]
 
@@ -64,8 +70,8 @@ class BeliefPropagation(FieldSolver):
     ) -> None:
         super().__init__(graph, seed, start)
         self.mode, self.damping, self.schedule, self.share = mode, damping, schedule, share
-        self._parts = [list(_split(group)) for group in graph.couplings]
-        self._groups = [part for parts in self._parts for part in parts]
+        parts = [_split(group) for group in graph.couplings]
+        self._groups, self._parts = [part for some in parts for part in some], [len(some) for some in parts]
         self._hard = any(group.hard for group in graph.groups)
         possible = possible_labels(graph)
         self._unary = graph.unary().masked_fill(~possible, -math.inf)
@@ -127,11 +133,9 @@ class BeliefPropagation(FieldSolver):
         return (total + (counts * torch.special.entr(u)).sum()).item()
 
     def factor_marginals(self) -> list[Tensor]:
-        joints = iter(
-            self._joint(g, group.tables, self._incoming(g)).flatten(0, -2).softmax(0).view(group.tables.shape)
-            for g, group in enumerate(self._groups)
-        )
-        couplings = iter([torch.cat([next(joints) for _ in parts], -1) for parts in self._parts])
+        joints = [self._joint(g, group.tables, self._incoming(g)) for g, group in enumerate(self._groups)]
+        parts = iter([joint.flatten(0, -2).softmax(0).view(joint.shape) for joint in joints])
+        couplings = iter([torch.cat([next(parts) for _ in range(count)], -1) for count in self._parts])
         u = self.marginals()
         return [group.gather(u, 0) if len(group.index) == 1 else next(couplings) for group in self.graph.groups]
 
@@ -190,11 +194,67 @@ class BeliefPropagation(FieldSolver):
         return every.topk(max(1, round(self.share * len(every)))).values[-1].item() if len(every) else 0.0
 
 
-def _split(group: Group) -> Iterator[Group]:
-    """Yield a group in parts that fit into a cache; the clock is checked between them."""
+@configurable(supplied=["graph", "seed", "start"])
+class TreeReweighted(BeliefPropagation):
+    """Tree-reweighted belief propagation (after Wainwright et al., 2005): an upper bound on log Z at any messages."""
+
+    direction = "upper bound"
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        seed: int = 0,
+        start: Tensor | None = None,
+        damping: Damping = 0.5,
+        noise: NonNegative = 1e-3,
+    ) -> None:
+        super().__init__(graph.merged(), seed, start, "sum", damping, noise=noise)
+        self._best = math.inf
+
+    def log_z(self) -> float:
+        """Return the lowest bound so far."""
+        beliefs, rest = self._beliefs, torch.ones_like(self._beliefs)  # rest: w_i, for every (variable, label)
+        left = torch.where(torch.isneginf(beliefs), 0, beliefs)
+        terms = left.clone()
+        for g, group in enumerate(self._groups):
+            joint = self._joint(g, group.tables, self._incoming(g))
+            for axis, message in enumerate(self._messages[g]):
+                w = torch.broadcast_to(self._w[g], message.shape)
+                last = self._last[g] == axis
+                group.scatter(terms, axis, -w * group.gather(left, axis))
+                group.scatter(rest, axis, torch.where(last, 0, -w))
+                if last.any():
+                    others = [a for a in range(len(group.index)) if a != axis]
+                    own = joint[..., last].logsumexp(others)
+                    terms.index_add_(0, group.index[axis][:, last].reshape(-1), (w[:, last] * own).reshape(-1))
+        terms = torch.where(torch.isneginf(beliefs), -math.inf, terms)
+        total = self.graph.constant
+        for c in self.graph.by_cardinality:
+            weight, planes = c.planes(rest)[0], c.planes(terms)
+            top, safe = planes.amax(0), weight.clamp(min=ZERO_WEIGHT)
+            soft = torch.where(weight > ZERO_WEIGHT, safe * ((planes - top) / safe).logsumexp(0), 0)
+            total += (top + soft).sum().item()
+        self._best = min(self._best, total)
+        return self._best
+
+    def _set_weights(self) -> None:
+        rank = _order(self.graph, self._groups)
+        self._last = [rank[group.scopes].argmax(1) for group in self._groups]
+        count = torch.zeros(len(self.graph), dtype=self.graph.dtype, device=self.graph.device)
+        inside = [torch.arange(group.scopes.shape[1], device=rank.device) for group in self._groups]
+        inside = [axes != last[:, None] for axes, last in zip(inside, self._last, strict=True)]
+        for group, first in zip(self._groups, inside, strict=True):
+            count.index_add_(0, group.scopes.reshape(-1), first.reshape(-1).to(count.dtype))
+        self._w = [
+            torch.where(first, 1 / count[group.scopes].clamp(min=1), 1).amin(1)
+            for group, first in zip(self._groups, inside, strict=True)
+        ]
+
+
+def _split(group: Group) -> list[Group]:
+    """Split a group into parts that fit into a cache; the clock is checked between them."""
     size = max(1, ENTRIES_PER_PART // math.prod(group.shape))
-    for begin in range(0, len(group), size):
-        yield group.part(slice(begin, begin + size))
+    return [group.part(slice(begin, begin + size)) for begin in range(0, len(group), size)]
 
 
 def _without(message: Tensor, out: Tensor | None, value: float) -> Tensor:
@@ -206,3 +266,29 @@ def _mean(p: Tensor, values: Tensor, dim: int | None = None) -> Tensor:
     """Return the sum of p times values, with 0 times -inf being 0."""
     product = torch.where(p > 0, p * values, 0)
     return product.sum() if dim is None else product.sum(dim)
+
+
+def _order(graph: FactorGraph, groups: list[Group]) -> Tensor:
+    """Rank the variables: next is the one that is in the fewest factors with another variable left."""
+    near: list[list[int]] = [[] for _ in range(len(graph))]
+    scopes = [scope for group in groups for scope in group.scopes.tolist()]
+    for f, scope in enumerate(scopes):
+        for v in scope:
+            near[v].append(f)
+    count, left = [len(factors) for factors in near], [len(scope) for scope in scopes]
+    heap = [(many, v) for v, many in enumerate(count)]
+    heapq.heapify(heap)
+    rank = [-1] * len(graph)
+    done = 0
+    while heap:
+        many, v = heapq.heappop(heap)
+        if rank[v] >= 0 or many != count[v]:
+            continue
+        rank[v], done = done, done + 1
+        for f in near[v]:
+            left[f] -= 1
+            if left[f] == 1:  # its last variable is not counted there
+                w = next(w for w in scopes[f] if rank[w] < 0)
+                count[w] -= 1
+                heapq.heappush(heap, (count[w], w))
+    return torch.tensor(rank, device=graph.device)

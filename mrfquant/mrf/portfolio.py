@@ -5,15 +5,13 @@
 Each continues from the best labelling of all. The labelling is proved optimal when energy and bound meet.
 """
 
-from __future__ import annotations
-
 import math
 import time
 
 from torch import Tensor
 
 from mrfquant.config.settings import Count, configurable
-from mrfquant.mrf.branch_and_bound import BranchAndBound
+from mrfquant.mrf.dual import BranchAndBound
 from mrfquant.mrf.exact import JunctionTree, TooWide
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.local_search import LocalSearch

@@ -1,7 +1,5 @@
 """Solve a field with evidence: reduce it, run a solver on the rest, and return a result for all variables."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time
@@ -13,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mrfquant.config.settings import Count, NonNegative, Positive, Seed, configurable, makes
+from mrfquant.mrf.arrays import possible_labels
 from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
-from mrfquant.mrf.pruning import possible_labels, restrict
 from mrfquant.mrf.solver import FieldSolver, Result, Row
 
 FieldSolverRecipe = Annotated[
@@ -72,18 +70,14 @@ def solve(
             break
     if not len(reduced):
         solver(FactorGraph([2]), seed=seed)  # so that bad settings are found here, too
-        results = [_nothing_left(reduced)]
+        labels, u, log_z = reduced.cardinalities.clone(), reduced.uniform(), reduced.constant
+        results = [Result(labels, -log_z, u, log_z, "exact", "converged", 0, 0.0, [], -log_z)]
     best = min(results, key=lambda r: r.energy)
     bounded = [(r, r.log_z) for r in results if r.direction == "lower bound" and r.log_z is not None]
     chosen = max(bounded, key=lambda b: b[1])[0] if bounded else best
-    return replace(
-        chosen,
-        labels=problem.labels(best.labels),
-        energy=best.energy,
-        marginals=problem.marginals(chosen.marginals),
-        seconds=time.perf_counter() - started,
-        bound=max(result.bound for result in results),
-    )
+    labels, marginals = problem.labels(best.labels), problem.marginals(chosen.marginals)
+    bound, took = max(result.bound for result in results), time.perf_counter() - started
+    return replace(chosen, labels=labels, energy=best.energy, marginals=marginals, seconds=took, bound=bound)
 
 
 def _compile(solver: FieldSolverRecipe) -> None:
@@ -133,19 +127,13 @@ class _Reduced:
 
 def _forced(graph: FactorGraph, possible: Tensor) -> dict[int, int]:
     """Return the variables with one possible label."""
-    forced = {}
+    forced: dict[int, int] = {}
     for c in graph.by_cardinality:
         planes = c.planes(possible)
-        alone = (planes.sum(0) == 1).nonzero()[:, 0]
-        for v, label in zip(c.variables[alone].tolist(), planes[:, alone].int().argmax(0).tolist(), strict=True):
-            forced[v] = label
+        alone = planes.sum(0) == 1
+        labels = planes[:, alone].int().argmax(0).tolist()
+        forced |= dict(zip(c.variables[alone].tolist(), labels, strict=True))
     return forced
-
-
-def _nothing_left(graph: FactorGraph) -> Result:
-    """Return the result of a graph without variables."""
-    labels, energy = graph.cardinalities.clone(), -graph.constant
-    return Result(labels, energy, graph.uniform(), graph.constant, "exact", "converged", 0, 0.0, [], energy)
 
 
 def _check_possible(graph: FactorGraph, names: Tensor) -> None:
@@ -156,3 +144,30 @@ def _check_possible(graph: FactorGraph, names: Tensor) -> None:
         if without.any():
             name = int(names[c.variables[without][0]])
             raise Contradiction(f"the factors of variable {name} alone contradict each other: no labelling is possible")
+
+
+def restrict(graph: FactorGraph, possible: Tensor) -> tuple[FactorGraph, Tensor]:
+    """Return the graph of the possible labels, and the places of its flat vectors in those of the old graph."""
+    if possible.all():
+        return graph, torch.arange(graph.size, device=graph.device)
+    rows = [torch.tensor(row).nonzero()[:, 0] for row in graph.per_variable(possible.double())]
+    cut = graph.cardinalities.tolist()
+    whole = torch.tensor([len(row) == c for row, c in zip(rows, cut, strict=True)], device=graph.device)
+    groups, factors = [], []
+    for group in graph.groups:
+        same = whole[group.scopes].all(1)
+        chosen = same.nonzero()[:, 0]
+        if len(chosen):
+            groups.append((group.scopes[chosen], group.tables[..., chosen]))
+        for f in (~same).nonzero()[:, 0].tolist():
+            scope, table = group.scopes[f].tolist(), group.tables[..., f]
+            for axis, v in enumerate(scope):
+                table = table.index_select(axis, rows[v].to(table.device))
+            factors.append((scope, table))
+    small = FactorGraph([len(row) for row in rows], factors, groups, graph.constant, graph.dtype, graph.device)
+    places = torch.empty(small.size, dtype=torch.int64, device=graph.device)
+    for c in small.by_cardinality:
+        for v in c.variables.tolist():
+            one = torch.tensor([v], device=graph.device)
+            places[small.index(one)[:, 0]] = graph.index(one)[:, 0][rows[v].to(graph.device)]
+    return small, places

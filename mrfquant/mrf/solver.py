@@ -1,7 +1,5 @@
 """The base classes of solvers of factor graphs, and the loop that runs one."""
 
-from __future__ import annotations
-
 import math
 import time
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ The format is a sequence of words; line breaks mean nothing. Files are not trust
 of words before anything of that size is allocated.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -129,9 +127,7 @@ def _cardinalities(words: Tokens) -> np.ndarray:
         raise words.bad(f"gives variable {wrong[0]} {cardinalities[wrong[0]]} labels, expected 1 to {most}")
     total, room = int(cardinalities.sum()), max(MAX_TOTAL_LABELS, LABELS_PER_WORD * len(words.words))
     if total > room:  # solvers store numbers for each
-        raise words.bad(
-            f"gives its variables {total:,} labels in all, expected at most {room:,} for a file of its size"
-        )
+        raise words.bad(f"gives its variables {total:,} labels in all, expected at most {room:,} for its size")
     return cardinalities
 
 
@@ -173,28 +169,20 @@ def _sizes(words: Tokens, scopes: list[tuple[np.ndarray, np.ndarray]], cardinali
     with np.errstate(over="ignore"):  # inf rather than a wrong whole number
         for numbers, scope in scopes:
             sizes[numbers] = cardinalities[scope].prod(1, dtype=np.float64)
-    large = np.flatnonzero(sizes > words.left)
-    if len(large):
-        f = large[0]
-        raise words.bad(
-            f"ends early: the table of factor {f} has {sizes[f]:.15g} entries by its scope (words left: {words.left})"
-        )
+    if (sizes > words.left).any():
+        f, left = int((sizes > words.left).argmax()), f"(words left: {words.left})"
+        raise words.bad(f"ends early: the table of factor {f} has {sizes[f]:.15g} entries by its scope {left}")
     return sizes.astype(np.int64)
 
 
 def _logs(words: Tokens, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logarithms of the numbers that follow the scopes, and where the entries of each table start there."""
+    """Return the logarithms of the numbers that follow the scopes, and where the entries of each table start there.
+
+    Refuses tables whose size does not fit their scope, and too few or too many words.
+    """
     used = words.words[words.at :]
     starts = np.cumsum(size + 1) - size  # the number of entries stands before them
     numbers = words.numbers(words.left, "the tables")
-    _check_sizes(words, used, numbers, size, starts)
-    _check_potentials(words, used, numbers, starts)
-    with np.errstate(divide="ignore"):
-        return np.log(numbers), starts
-
-
-def _check_sizes(words: Tokens, used: list[str], numbers: np.ndarray, size: np.ndarray, starts: np.ndarray) -> None:
-    """Refuse tables whose size does not fit their scope, and too few or too many words."""
     given = numbers[starts[starts <= len(numbers)] - 1]
     wrong = np.flatnonzero(given != size[: len(given)])
     if len(wrong):
@@ -207,6 +195,9 @@ def _check_sizes(words: Tokens, used: list[str], numbers: np.ndarray, size: np.n
         raise words.bad(f"ends early: the table of factor {f} is not whole (words missing: {missing})")
     words.at += missing  # back to the first that is too many
     words.end()
+    _check_potentials(words, used, numbers, starts)
+    with np.errstate(divide="ignore"):
+        return np.log(numbers), starts
 
 
 def _check_potentials(words: Tokens, used: list[str], numbers: np.ndarray, starts: np.ndarray) -> None:
@@ -227,44 +218,34 @@ def _shift(path: PathLike, logs: Tensor, scopes: Tensor) -> Tensor:
     bottom = logs.where(~logs.isneginf(), top).amin(0)
     wide = (top - bottom > 2 * MAX_LOG).nonzero()
     if len(wide):
-        scope = scopes[wide[0, 0]].tolist()
-        raise BadInput(
-            f"cannot write {path}: the log-potentials over variables {scope} are more than {2 * MAX_LOG:g} apart, "
-            "the smallest would become 0"
-        )
+        told = f"the log-potentials over variables {scopes[wide[0, 0]].tolist()} are more than {2 * MAX_LOG:g} apart"
+        raise BadInput(f"cannot write {path}: {told}, the smallest would become 0")
     return torch.where((top > MAX_LOG) | (bottom < -MAX_LOG), top / 2 + bottom / 2, 0)
 
 
 def _constants(path: PathLike, total: float) -> list[list[float]]:
     """Return tables of constant factors whose logarithms sum to `total`."""
-    if not abs(total) <= MAX_CONSTANTS * MAX_LOG:
-        raise BadInput(
-            f"cannot write {path}: the constant of the model is exp({total:g}), expected an exponent of at most "
-            f"{MAX_CONSTANTS * MAX_LOG:g}"
-        )
+    if not abs(total) <= (most := MAX_CONSTANTS * MAX_LOG):
+        expected = f"expected an exponent of at most {most:g}"
+        raise BadInput(f"cannot write {path}: the constant of the model is exp({total:g}), {expected}")
     count = math.ceil(abs(total) / MAX_LOG)
     return [[math.exp(total / count)] for _ in range(count)]
 
 
 def _with_or_without_samples(words: Tokens, parse: Callable[[Tokens], Parsed]) -> Parsed:
     """Parse the rest of a file; if that fails and a 1 comes first, the number of samples, parse what follows it."""
-    start = words.at
-    try:
-        return _to_the_end(words, parse)
-    except BadInput as error:
-        if words.words[start : start + 1] != ["1"]:
-            raise
-        words.at = start + 1
+    errors, starts = [], [words.at]
+    if words.words[words.at : words.at + 1] == ["1"]:
+        starts.append(words.at + 1)
+    for start in starts:
+        words.at = start
         try:
-            return _to_the_end(words, parse)
-        except BadInput as other:
-            raise (error if words.left else other) from None  # of the reading that got to the end
-
-
-def _to_the_end(words: Tokens, parse: Callable[[Tokens], Parsed]) -> Parsed:
-    parsed = parse(words)
-    words.end()
-    return parsed
+            parsed = parse(words)
+            words.end()
+            return parsed
+        except BadInput as error:
+            errors.append(error)
+    raise errors[0] if words.left else errors[-1]  # of the reading that got to the end
 
 
 def _evidence(words: Tokens) -> dict[int, int]:

@@ -1,7 +1,5 @@
 """The words of an untrusted file, taken one after the other; errors name their place."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
@@ -63,11 +61,9 @@ class Tokens:
     def count(self, what: str, things: str, words_each: int) -> int:
         """Take the number of things, each of which needs so many of the words that follow, or more."""
         count = self.whole(what)
-        least = words_each * count
-        if least > self.left:
-            raise self.bad(
-                f"ends early: {count} {things} should follow (words expected: at least {least}, left: {self.left})"
-            )
+        if words_each * count > self.left:
+            needed = f"(words expected: at least {words_each * count}, left: {self.left})"
+            raise self.bad(f"ends early: {count} {things} should follow {needed}")
         return count
 
     def whole(self, what: str) -> int:

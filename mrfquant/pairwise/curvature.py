@@ -1,4 +1,4 @@
-"""The curvature of linear and convolutional layers: Kronecker, second moments of the inputs times output curvature.
+"""Kronecker-factored curvature of linear and convolutional layers: second moments of inputs times output curvature.
 
 For a row r of the weight matrix (an output), the curvature of the loss is about g_r A (the generalised Gauss-Newton
 matrix in the factors of Martens and Grosse, 2015, and Grosse and Martens, 2016):
@@ -9,8 +9,6 @@ matrix in the factors of Martens and Grosse, 2015, and Grosse and Martens, 2016)
 A linear layer has one position, a convolution one per output pixel. Rows are independent of each other and share A,
 per group of a grouped convolution.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -24,23 +22,18 @@ GRAM_ROWS = 256  # of a symmetric product that are computed at once
 
 
 def curved_layers(model: nn.Module) -> dict[str, Layer]:
-    """The layers that have such a curvature, by the name of their weight, in the order of the network's parameters."""
+    """Return the linear and convolutional layers by the name of their weight, in the order of the parameters."""
     return {f"{name}.weight".lstrip("."): layer for name, layer in model.named_modules() if isinstance(layer, Layer)}
 
 
 def groups(layer: Layer) -> int:
-    """Groups of rows, each with an A of its own."""
+    """Return the number of groups of rows, each with its own A."""
     return layer.groups if isinstance(layer, nn.Conv2d) else 1
 
 
 def second_moments(layer: Layer, inputs: Tensor, sample_pixels: bool = False) -> Tensor:
-    """A of a batch: (groups, n, n).
-
-    Args:
-        inputs: as the layer's forward takes them.
-        sample_pixels: let some output pixels of a convolution, drawn at random, stand for all of them: as many as take
-            about as many products for A as the layer's forward takes.
-    """
+    """Return A of a batch of the layer's inputs: (groups, n, n). With `sample_pixels`, from a random sample of a
+    convolution's output pixels, so small that A costs about as much as the layer's forward pass."""
     if isinstance(layer, nn.Linear):
         return _gram(inputs.reshape(-1, layer.in_features))[None] / len(inputs)
     patches, share = _patches(layer, inputs, sample_pixels)  # (b, c, p, kh, kw)
@@ -51,7 +44,7 @@ def second_moments(layer: Layer, inputs: Tensor, sample_pixels: bool = False) ->
 
 
 def pixels_drawn(layer: nn.Conv2d, pixels: int) -> int:
-    """How many of a convolution's output pixels stand for all of them where it is sample_pixels."""
+    """Return how many of a convolution's output pixels a sample has."""
     rows, n = len(layer.weight) // layer.groups, layer.weight[0].numel()
     return min(pixels, math.ceil(pixels * rows / n))
 
@@ -59,12 +52,9 @@ def pixels_drawn(layer: nn.Conv2d, pixels: int) -> int:
 def output_curvature(
     layers: Sequence[Layer], outputs: Sequence[Tensor], logits: Tensor, samples: int | None = None
 ) -> list[Tensor]:
-    """g of every layer, (rows,) each, for the mean cross-entropy of softmax(logits).
-
-    Args:
-        outputs: of the layers, in the graph of the logits. logits: (b, classes).
-        samples: of labels, drawn from the network's own predictions; None is exact and takes a backward per class.
-    """
+    """Return g of every layer, (rows,) each, for the mean cross-entropy of softmax(logits); the layers' outputs are in
+    the graph of the logits (b, classes). With `samples`, labels are drawn from the predictions; None is exact
+    and takes a backward pass per class."""
     p = logits.detach().softmax(1)
     classes = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)
     if samples is None:
@@ -83,8 +73,8 @@ def output_curvature(
 
 
 def damped(a: Tensor, share: float) -> Tensor:
-    """A (..., n, n) with a share of its mean diagonal entry added to the diagonal; inputs that are always 0 count as
-    average ones."""
+    """Add a fraction of the mean diagonal entry of A (..., n, n) to the diagonal, and all of it for inputs that are
+    always 0."""
     diagonal = a.diagonal(dim1=-2, dim2=-1)
     mean = diagonal.mean(-1, keepdim=True)
     mean = torch.where(mean > 0, mean, torch.ones_like(mean))
@@ -92,7 +82,7 @@ def damped(a: Tensor, share: float) -> Tensor:
 
 
 def _gram(x: Tensor) -> Tensor:
-    """xᵀ x; being symmetric, little more than half of its products are computed."""
+    """Return xᵀ x, computing little more than half of this symmetric product."""
     n = x.shape[1]
     out = x.new_empty(n, n)
     for start in range(0, n, GRAM_ROWS):
@@ -103,7 +93,7 @@ def _gram(x: Tensor) -> Tensor:
 
 
 def _patches(layer: nn.Conv2d, inputs: Tensor, sample_pixels: bool) -> tuple[Tensor, float]:
-    """The windows of the output pixels, (b, c, p, kh, kw), and the share of pixels that they are."""
+    """Return the windows of output pixels, (b, c, p, kh, kw), and the fraction of all pixels that they are."""
     if layer.padding == "same":
         total = [d * (k - 1) for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
         pads = [(t // 2, t - t // 2) for t in total]

@@ -4,8 +4,7 @@ A row's distribution over the labels of its n variables is
 
     p(labels) ∝ exp( sum over variables of logits - sum over edges (j, parent of j) of c_j x_j x_parent )
 
-where x is the value that a label stands for. Tensors are (d, n, rows): what is done for one variable is done for all
-rows at once, and for all variables of the same depth.
+where x is the value of a label. Tensors are (d, n, rows): operations cover all rows, and all variables of a depth.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from torch import Tensor
 
 from mrfquant.kernels import dispatch
 
-SMALLEST = 2**9  # variables of all rows for which compiled loops pay
+MIN_COMPILED_SIZE = 2**9  # variables of all rows from which compiled loops are faster
 
 
 class SpanningTree:
-    """A rooted tree of n variables, or several of them that share none.
+    """A rooted tree of n variables, or several disjoint ones.
 
     Attributes:
-        parents: of each variable; a root's is -1.
-        roots: of the trees.
+        parents: parent of each variable; a root's is -1.
+        roots: roots of the trees.
         above: (n,) the parents as an index tensor, where a root's is 0.
         levels: (variables, their parents) of depth 1, 2, ... as index tensors.
     """
@@ -50,7 +49,7 @@ class SpanningTree:
 
     @classmethod
     def strongest(cls, couplings: Tensor) -> SpanningTree:
-        """The spanning tree with the largest sum of |couplings|, (n, n) and symmetric; the diagonal does not count."""
+        """Return the spanning tree with the largest sum of |couplings|, (n, n) and symmetric, without the diagonal."""
         strength = couplings.detach().abs().double().fill_diagonal_(0).cpu().numpy()
         # To scipy a weight near 0 is no edge: from 1 for the strongest coupling to 2 for none.
         weights = 2 - strength / max(strength.max(), 1e-300)
@@ -58,7 +57,7 @@ class SpanningTree:
         return cls([max(-1, int(p)) for p in parents], couplings.device)
 
     def cut(self, depth: int) -> SpanningTree:
-        """Without the edges to every (depth + 1)-th level: trees of that depth, stars for 1; the same at every call."""
+        """Remove the edges to every (depth + 1)-th level: trees of that depth, stars for 1. The result is cached."""
         if depth not in self._cuts:
             parents = list(self.parents)
             for below, _ in self.levels[depth :: depth + 1]:
@@ -69,16 +68,12 @@ class SpanningTree:
 
     @property
     def edges(self) -> list[tuple[int, int]]:
-        """(variable, its parent), parents before their children."""
+        """Pairs (variable, its parent), parents before their children."""
         return [(j, p) for below, above in self.levels for j, p in zip(below.tolist(), above.tolist(), strict=True)]
 
     def sum_product(self, logits: Tensor, x: Tensor, couplings: Tensor) -> tuple[Tensor, Tensor]:
-        """Marginals (d, n, rows) and log of the normaliser (rows,).
-
-        Args:
-            logits: (d, n, rows). x: (d, n or 1, rows or 1) values of the labels. couplings: c (n, rows), the root's
-            is ignored.
-        """
+        """Return marginals (d, n, rows) and log of the normaliser (rows,), for logits (d, n, rows), values x of the
+        labels (d, n or 1, rows or 1) and couplings c (n, rows), of which the root's is ignored."""
         beliefs, messages = self._upward(logits, x, couplings, torch.logsumexp)
         log_normaliser = beliefs[:, self.roots].logsumexp(0).sum(0)
         for below, above in self.levels:
@@ -89,15 +84,14 @@ class SpanningTree:
         return beliefs.softmax(0), log_normaliser
 
     def pair_marginals(self, fields: Tensor, couplings: Tensor, factors: Tensor, scale: Tensor | None = None) -> Tensor:
-        """t = u_2 - u_1 (rows, n) by `sum_product` for two labels, y = -1 and y = 1, of the values x = s y:
+        """Return t = u_2 - u_1 (rows, n) by `sum_product` for two labels, y = -1 and y = 1, of the values x = s y:
 
             p(labels) ∝ exp( sum over variables of field y - sum over edges of factor c_j x_j x_parent )
 
-        Args:
-            fields: (rows, n). couplings: c (n,), a root's is ignored. factors: (rows,). scale: s (rows, n), if not 1.
+        for fields (rows, n), couplings c (n,), whose root's is ignored, factors (rows,) and scale s (rows, n) or 1.
         """
         tensors = [t for t in (fields, couplings, factors, scale) if t is not None]
-        if dispatch.usable(*tensors, smallest=SMALLEST):
+        if dispatch.usable(*tensors, smallest=MIN_COMPILED_SIZE):
             return dispatch.tree_marginals(fields, self._order, self._parents, couplings, factors, scale)
         x = fields.new_ones(1, 1) if scale is None else scale.T
         both = torch.tensor([-1.0, 1.0], dtype=fields.dtype, device=fields.device)[:, None, None]
@@ -105,7 +99,7 @@ class SpanningTree:
         return (second - first).T
 
     def max_product(self, logits: Tensor, x: Tensor, couplings: Tensor) -> Tensor:
-        """The most probable labels (n, rows), jointly; arguments as for `sum_product`."""
+        """Return the jointly most probable labels (n, rows); arguments as for `sum_product`."""
         beliefs, _ = self._upward(logits, x, couplings, torch.amax)
         labels = torch.empty(logits.shape[1:], dtype=torch.int64, device=logits.device)
         labels[self.roots] = beliefs[:, self.roots].argmax(0)
@@ -118,7 +112,7 @@ class SpanningTree:
     def _upward(
         self, logits: Tensor, x: Tensor, couplings: Tensor, collect: Callable[..., Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Beliefs from each variable's own logits and its subtree, and the messages to the parents: (d, n, rows)."""
+        """Return beliefs from each variable's own logits and its subtree, and messages to the parents: (d, n, rows)."""
         beliefs, messages = logits, torch.zeros_like(logits)
         for below, above in reversed(self.levels):
             message = collect(beliefs[:, below] + self._potential(x, couplings, below, above), 1)
@@ -128,6 +122,6 @@ class SpanningTree:
 
     @staticmethod
     def _potential(x: Tensor, couplings: Tensor, below: Tensor, above: Tensor) -> Tensor:
-        """-c x_parent x_child: (d of the parent, d of the child, variables, rows)."""
+        """Return -c x_parent x_child: (d of the parent, d of the child, variables, rows)."""
         child, parent = (x, x) if x.shape[1] == 1 else (x[:, below], x[:, above])
         return -couplings[below] * parent[:, None] * child

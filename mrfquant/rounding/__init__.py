@@ -8,14 +8,5 @@ from mrfquant.rounding.network import SOLVERS, Rounding
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.solvers import LayerSolver
 
-__all__ = [
-    "SOLVERS",
-    "Jointly",
-    "LayerProblem",
-    "LayerReport",
-    "Rounded",
-    "RoundedNetwork",
-    "Rounding",
-    "LayerSolver",
-    "round_network",
-]
+__all__ = ["Jointly", "LayerProblem", "LayerReport", "LayerSolver", "Rounded", "RoundedNetwork", "Rounding"]
+__all__ += ["SOLVERS", "round_network"]

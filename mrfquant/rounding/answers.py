@@ -1,7 +1,5 @@
 """The results of rounding, stored in a folder so that an interrupted call can go on."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -19,24 +17,17 @@ from torch.utils._pytree import tree_leaves
 from mrfquant.errors import BadInput
 from mrfquant.labelling import LevelSet
 from mrfquant.packing import PackedNetwork, pack_weights
-from mrfquant.storage.files import atomic
+from mrfquant.storage.files import atomic, write_text
 from mrfquant.text import aligned
 
 
 class RoundedWeight(NamedTuple):
-    """Labels, scale and zero point of one weight.
+    """Labels, scale and zero point of one weight."""
 
-    Attributes:
-        labels: the labels, in the weight's shape.
-        scale: multiplies the levels, in a shape that broadcasts with the weight.
-        zero: is added to the scaled levels, in the scale's shape; None for nothing.
-        run: how many neighbouring weights of a slice along the first dimension share a scale; None if all do.
-    """
-
-    labels: Tensor
-    scale: Tensor
-    zero: Tensor | None = None
-    run: int | None = None
+    labels: Tensor  # in the weight's shape
+    scale: Tensor  # multiplies the levels, in a shape that broadcasts with the weight
+    zero: Tensor | None = None  # is added to the scaled levels, in the scale's shape
+    run: int | None = None  # neighbouring weights of a slice along the first dimension that share a scale; None: all
 
     def values(self, levels: LevelSet) -> Tensor:
         """Return the weights."""
@@ -126,12 +117,8 @@ class RoundedNetwork:
 
 
 class Journal:
-    """Results in a folder, a file for each weight; stores nothing without a folder.
-
-    Args:
-        folder: the folder, created if it is missing.
-        key: identifies the call; a folder with another key is refused.
-    """
+    """Results in a folder, a file for each weight; without a folder it stores nothing. The key identifies the call: a
+    folder with another key is refused."""
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, key: str = "") -> None:
         self.folder = None if folder is None else Path(folder)
@@ -140,13 +127,10 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "key"
         if not file.exists():
-            with atomic(file) as out:
-                out.write(key.encode())
+            write_text(file, key)
         elif file.read_text() != key:
-            raise BadInput(
-                f"{folder} keeps the answers of another call, with other settings, batches or another network: give "
-                "another folder, or delete it"
-            )
+            told = f"{folder} keeps the answers of another call, with other settings, batches or another network"
+            raise BadInput(f"{told}: give another folder, or delete it")
 
     def read(self, name: str) -> tuple[RoundedWeight, LayerReport, Tensor] | None:
         """Return a weight's result, its report and the state of the generator after it; None if not stored."""

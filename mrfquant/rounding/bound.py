@@ -10,8 +10,6 @@ levels: coordinate descent finds it. All rows share v, the larger the better: th
 found by Newton's method with a logarithmic barrier, c_j being the mean squared scale of variable j.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

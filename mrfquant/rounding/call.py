@@ -1,7 +1,5 @@
 """Round a network by one call."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys
@@ -108,7 +106,8 @@ def _choose_levels(
     for first, *others in names.values():
         if first not in chosen:
             continue
-        fitting = [pattern for pattern in (*exclude, *overrides) if _matches(pattern, [first, *others])]
+        known = [n for name in (first, *others) for n in (name, name.rpartition(".")[0])]  # of the weight, of its layer
+        fitting = [p for p in (*exclude, *overrides) if any(fnmatchcase(n, p) for n in known)]
         unused -= set(fitting)
         if set(fitting) & set(exclude):
             continue
@@ -120,16 +119,11 @@ def _choose_levels(
             tell(f"{first} is also {', '.join(others)}: rounded once, for all its uses")
         sets[first] = _level_set(overrides[fitting[0]] if fitting else bits)
     if unused:
-        known = ", ".join(name for of in names.values() for name in of if of[0] in chosen)
-        raise BadInput(f"the pattern {min(unused)!r} fits no weight that could be rounded; there are {known}")
+        listed = ", ".join(name for of in names.values() for name in of if of[0] in chosen)
+        raise BadInput(f"the pattern {min(unused)!r} fits no weight that could be rounded; there are {listed}")
     if not sets:
         raise BadInput("there is no weight to round: exclude less, or give a network with linear layers")
     return sets
-
-
-def _matches(pattern: str, names: Sequence[str]) -> bool:
-    """Return whether a pattern fits a weight, by one of its names or by the name of its layer."""
-    return any(fnmatchcase(name, pattern) or fnmatchcase(name.rpartition(".")[0], pattern) for name in names)
 
 
 def _level_set(levels: Levels) -> LevelSet:

@@ -1,7 +1,5 @@
 """The solver of a rounded network, which holds the labels that rounding has found."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,8 +1,6 @@
 """Round a trained network layer by layer: each layer gets its inputs from the rounded layers before it, and should give
 the outputs that it has in the float network."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -32,13 +30,11 @@ SOLVERS: dict[str, type[LayerSolver]] = {
 }
 RANK_DAMPING = 0.1  # where there are fewer inputs than weights of a row
 Several = Annotated[int, Check(lambda v: v > 1, "a whole number above 1")]
-SolverSetting = Annotated[
-    str | LayerSolver,
-    Check(
-        lambda v: isinstance(v, LayerSolver) or v in SOLVERS,
-        f"one of {', '.join(SOLVERS)}, or a LayerSolver as @RoundICM()",
-    ),
-]
+KNOWN_SOLVER = Check(
+    lambda v: isinstance(v, LayerSolver) or v in SOLVERS,
+    f"one of {', '.join(SOLVERS)}, or a LayerSolver as @RoundICM()",
+)
+SolverSetting = Annotated[str | LayerSolver, KNOWN_SOLVER]
 
 
 @configurable
@@ -105,9 +101,7 @@ class Rounding:
         forward: Forward = nn.Module.__call__,
         folder: str | os.PathLike[str] | None = None,
     ) -> RoundedNetwork:
-        """Round weights of the model in place, in the order in which they are used.
-
-        If it fails or is interrupted, the model is unchanged.
+        """Round weights of the model in place, in the order of their use; if that fails, the model is unchanged.
 
         Args:
             model: the trained network.
@@ -152,21 +146,21 @@ class Rounding:
         if not replay.batches:
             raise BadInput("there is no batch to calibrate with: give at least one")
         names = dict(model.named_parameters())
-        norms = {name: m for name, m in model.named_modules() if isinstance(m, BatchNorm)}
-        norms = {name: norm for name, norm in norms.items() if self.recalibrate and norm.running_mean is not None}
+        norms = {name: m for name, m in model.named_modules() if isinstance(m, BatchNorm) and self.recalibrate}
         weights, generator = {name: names[name] for name in levels}, torch.Generator().manual_seed(self.seed)
-        walk = Walk(replay, weights, levels, solve, journal, report, self.targets == "float", norms, generator)
+        norms, float_targets = {n: m for n, m in norms.items() if m.running_mean is not None}, self.targets == "float"
+        walk = Walk(replay, weights, levels, solve, journal, report, float_targets, norms, generator)
         modes = {module: module.training for module in model.modules()}
         model.eval()
         try:
             with torch.random.fork_rng():  # networks may draw numbers
                 torch.manual_seed(self.seed)
                 for name, values in (others or {}).items():
-                    walk.trained.keep(names[name])
+                    walk.keep(names[name])
                     names[name].copy_(values)
                 return walk.run()
         except BaseException:
-            walk.trained.restore()
+            walk.restore()
             raise
         finally:
             for module, mode in modes.items():
@@ -215,10 +209,9 @@ class Rounding:
         bound = least if self.bound else None
         relative, share = energy / max(reference, 1e-300), changed / weights.numel()
         shape = statistics.weight.shape
-        found = RoundedWeight(
-            form.tensor(labels, shape).to(torch.uint8 if len(q) <= 256 else torch.int64),
-            form.spread(scales, shape),
-            None if zeros is None else form.spread(zeros, shape),
-            math.prod(shape[2:]) if form.transposed else size,
-        )
+        chosen = form.tensor(labels, shape).to(torch.uint8 if len(q) <= 256 else torch.int64)
+        zero, run = zeros if zeros is None else form.spread(zeros, shape), size
+        if form.transposed:
+            run = math.prod(shape[2:])
+        found = RoundedWeight(chosen, form.spread(scales, shape), zero, run)
         return found, LayerReport(name, len(weights), weights.shape[1], energy, relative, share, seconds, bound)

@@ -19,6 +19,7 @@ from torch import Tensor
 FIELD_BLOCK = 64  # variables whose fields are computed by one matrix product
 SCALE_GRID = torch.linspace(0.05, 1.2, 60)  # scales to try, in units of the largest weight over the largest level
 ALL = slice(None)
+ROW_TENSORS = ("w", "scale", "zero", "free")  # of a problem, (n, rows) each or None
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,13 @@ class LayerProblem:
     ) -> LayerProblem:
         """Choose initial scales by grid search for nearest rounding, weighted by the diagonal of A.
 
-        Args:
-            w: (n, rows).
-            a: (n, n).
-            levels: (d,).
-            group_size: neighbouring variables of a row that share a scale; None for all of them.
-            zero_point: align the middle of the levels with the middle of a group's weights.
+        Groups are `group_size` neighbouring variables of a row, or all of them. With a zero point, the middle of the
+        levels is the middle of a group's weights.
         """
         group = torch.arange(len(w), device=w.device) // (group_size or len(w))
         problem = cls(w, a, levels, torch.ones_like(w), group, torch.zeros_like(w) if zero_point else None)
-        low, high = problem._extremes(w)
+        none, index = w.new_zeros(problem.groups, w.shape[1]), group[:, None].expand_as(w)
+        low, high = (none.scatter_reduce(0, index, w, way, include_self=False) for way in ("amin", "amax"))
         if zero_point:
             middle, unit = (low + high) / 2, (high - low) / (levels[-1] - levels[0])
         else:
@@ -108,14 +106,12 @@ class LayerProblem:
 
     def permuted(self, order: Tensor) -> LayerProblem:
         """Return the problem with its variables in another order."""
-        zero, free = (None if part is None else part[order] for part in (self.zero, self.free))
-        w, a, scale, group = self.w[order], self.a[order][:, order], self.scale[order], self.group[order]
-        return replace(self, w=w, a=a, scale=scale, group=group, zero=zero, free=free)
+        moved = self._mapped(lambda part: part[order])
+        return replace(moved, a=self.a[order][:, order], group=self.group[order])
 
     def rows(self, index: Tensor) -> LayerProblem:
         """Return the problem of some rows."""
-        zero, free = (None if part is None else part[:, index] for part in (self.zero, self.free))
-        return replace(self, w=self.w[:, index], scale=self.scale[:, index], zero=zero, free=free)
+        return self._mapped(lambda part: part[:, index])
 
     def with_rows(self, index: Tensor, part: LayerProblem) -> LayerProblem:
         """Return the problem with the scales and zero points that some rows have in another one."""
@@ -124,17 +120,13 @@ class LayerProblem:
 
     def scaled(self, factors: Sequence[float]) -> LayerProblem:
         """Return a problem with all rows once for each factor of their scales."""
-        count, rows = len(factors), self.w.shape[1]
-        each = torch.tensor(factors, dtype=self.w.dtype, device=self.w.device).repeat_interleave(rows)
-        many = self.rows(torch.arange(rows, device=self.w.device).repeat(count))
+        each = self.w.new_tensor(factors).repeat_interleave(self.w.shape[1])
+        many = self._mapped(lambda part: part.repeat(1, len(factors)))
         return replace(many, scale=many.scale * each)
 
     def beside(self, other: LayerProblem) -> LayerProblem:
-        """Return a problem with the rows of both, which share A."""
-        zero = None if self.zero is None or other.zero is None else torch.cat([self.zero, other.zero], 1)
-        free = None if self.free is None or other.free is None else torch.cat([self.free, other.free], 1)
-        w, scale = torch.cat([self.w, other.w], 1), torch.cat([self.scale, other.scale], 1)
-        return replace(self, w=w, scale=scale, zero=zero, free=free)
+        """Return a problem with the rows of both, which have the same variables."""
+        return self._mapped(lambda one, two: torch.cat([one, two], 1), other)
 
     def with_scales(self, scale: Tensor, zero: Tensor) -> LayerProblem:
         """Return the problem with other scales and zero points (groups, rows)."""
@@ -174,12 +166,8 @@ class LayerProblem:
         return ~self.free & (every != labels)
 
     def sweep(self, values: Tensor, update: Callable[[int, Tensor], Tensor]) -> None:
-        """Update the variables one after the other.
-
-        Args:
-            values: (n, rows) the present weights or their means, changed in place.
-            update: takes a variable j and its field sum over i of A_ji (w_i - w°_i), (rows,); returns w_j.
-        """
+        """Update values (n, rows), the weights or their means, one variable after the other: `update` takes a variable
+        j and its field sum over i of A_ji (w_i - w°_i), (rows,), and returns w_j."""
         errors = values - self.w
         for start in range(0, self.n, FIELD_BLOCK):
             block = slice(start, min(self.n, start + FIELD_BLOCK))
@@ -194,14 +182,14 @@ class LayerProblem:
                 errors[j] += change
                 fields[k + 1 :].addr_(among[k + 1 :, k], change)
 
+    def _mapped(self, function: Callable[..., Tensor], *others: LayerProblem) -> LayerProblem:
+        """Apply a function to each tensor (n, rows) of this and other problems."""
+        parts = {name: [getattr(problem, name) for problem in (self, *others)] for name in ROW_TENSORS}
+        return replace(self, **{name: function(*part) for name, part in parts.items() if part[0] is not None})
+
     def _sums(self, x: Tensor) -> Tensor:
         """Sum x (n, rows) over the variables of each group: (groups, rows)."""
         return x.new_zeros(self.groups, x.shape[1]).index_add_(0, self.group, x)
-
-    def _extremes(self, x: Tensor) -> list[Tensor]:
-        """Return the least and the largest x (n, rows) of each group, (groups, rows) both."""
-        out, index = x.new_zeros(self.groups, x.shape[1]), self.group[:, None].expand_as(x)
-        return [out.scatter_reduce(0, index, x, way, include_self=False) for way in ("amin", "amax")]
 
     def _where(self, condition: Tensor, other: LayerProblem) -> LayerProblem:
         """Take the other's scales and zero points where the condition (n, rows) holds."""

@@ -30,15 +30,10 @@ ARGUMENTS: dict[Callable[..., Any], tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Form:
-    """How a weight tensor is a matrix (rows, n), a row for each output.
+    """How a weight tensor is a matrix (rows, n), a row for each output."""
 
-    Attributes:
-        transposed: whether it belongs to a transposed convolution, (inputs, outputs / groups, ...).
-        groups: number of groups of rows, each with its own columns.
-    """
-
-    transposed: bool = False
-    groups: int = 1
+    transposed: bool = False  # of a transposed convolution: (inputs, outputs / groups, ...)
+    groups: int = 1  # of rows, each with its own columns
 
     def matrix(self, weight: Tensor) -> Tensor:
         """Return a tensor of the weight's shape as (rows, n)."""
@@ -69,19 +64,12 @@ class Form:
 
 @dataclass(frozen=True)
 class Product:
-    """One call of a layer.
-
-    Attributes:
-        form: how its weight is a matrix.
-        given: the call's arguments by name.
-        output: the call's output.
-        first: first row of the part of the weight that was used.
-    """
+    """One call of a layer."""
 
     form: Form
-    given: Mapping[str, Any]
+    given: Mapping[str, Any]  # arguments by name
     output: Tensor
-    first: int = 0
+    first: int = 0  # first row of the part of the weight that was used
 
     @classmethod
     def of(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor) -> Product:
@@ -125,12 +113,8 @@ class Product:
         places = torch.unravel_index(positions, windows.shape[2 : 2 + self.space])
         at: tuple[slice | Tensor, ...] = (slice(None), slice(None), *places)
         chosen = windows[at].flatten(3)  # (b, c, p, k)
-        groups = self.form.groups
-        return (
-            chosen.view(b, groups, c // groups, len(positions), -1)
-            .permute(1, 0, 3, 2, 4)
-            .reshape(groups, b * len(positions), -1)
-        )
+        groups, p = self.form.groups, len(positions)
+        return chosen.view(b, groups, c // groups, p, -1).permute(1, 0, 3, 2, 4).reshape(groups, b * p, -1)
 
     def at(self, outputs: Tensor, positions: Tensor) -> Tensor:
         """Return values of the output's shape at the same pixels: (columns, rows)."""
@@ -144,18 +128,17 @@ class Product:
         kernel = self.given["weight"].shape[2:]
         stride, dilation = self._each("stride", 1), self._each("dilation", 1)
         reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        padding = self.given.get("padding", 0)
+        pads = [0] * self.space if isinstance(padding, str) else self._each("padding", 0)
         if self.form.transposed:  # a convolution of the inputs with zeros between them, its kernel flipped
             x = _insert_zeros(x, stride)
-            sides = [
-                (r - p, r - p + o)
-                for r, p, o in zip(reach, self._each("padding", 0), self._each("output_padding", 0), strict=True)
-            ]
+            extra = self._each("output_padding", 0)
+            sides = [(r - p, r - p + o) for r, p, o in zip(reach, pads, extra, strict=True)]
             stride = [1] * self.space
-        elif self.given.get("padding") == "same":
+        elif padding == "same":
             sides = [(r // 2, r - r // 2) for r in reach]
         else:
-            padding = self.given.get("padding", 0)
-            sides = [(p, p) for p in ([0] * self.space if padding == "valid" else self._each("padding", 0))]
+            sides = [(p, p) for p in pads]
         x = functional.pad(x, [side for pair in reversed(sides) for side in pair])  # negative ones cut
         for axis in range(self.space):
             x = x.unfold(2 + axis, reach[axis] + 1, stride[axis])[..., :: dilation[axis]]

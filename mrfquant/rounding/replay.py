@@ -6,8 +6,6 @@ it and ends where unit i + 1 begins. Older outputs are kept only if something el
 Without units, forward passes are complete.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,10 +17,88 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from mrfquant.errors import BadInput
-from mrfquant.rounding.scout import CalibrationStep, StepFinder
-from mrfquant.rounding.watch import StopForward, Watch
+from mrfquant.rounding.products import Product
+from mrfquant.rounding.watch import StopForward, Use, Watch
 
 Forward = Callable[[nn.Module, Any], Any]
+
+
+@dataclass
+class CalibrationStep:
+    """Weights calibrated together. Positions in a forward pass: 2i + 1 inside unit i, 2i before it."""
+
+    names: list[str]  # weights with the same inputs, or one norm; empty where the outputs of a unit are stored
+    first: int  # position of the first use
+    last: int  # position of the last use
+    uses: int | None = None  # number of uses in every forward pass, if it is constant: the pass can end after them
+    sums: bool = False  # the pass has to go on until their outputs have been added to something
+
+
+@dataclass
+class _Usage:
+    """Uses of a weight or norm."""
+
+    first: int  # positions
+    last: int
+    uses: list[int] = field(default_factory=list)  # number in each batch
+    added: int = 0  # how many outputs are added to something
+    routed: bool = False
+    like: str | None = None  # the weight used before on the same inputs
+
+
+class StepFinder(Watch):
+    """Finds the calibration steps, and in `read` the units whose outputs are read by others than the next unit; `place`
+    returns the present position in the forward pass."""
+
+    def __init__(self, weights: Mapping[str, Tensor], norms: Mapping[str, nn.Module], place: Callable[[], int]) -> None:
+        super().__init__(weights, norms)
+        self.read: set[int] = set()
+        self._weights, self._place = weights, place
+        self._known: dict[str, _Usage] = {}
+        self._last: tuple[str, Tensor] | None = None  # the weight that was used last, and its inputs
+        self._batches = 0
+
+    def used(self, name: str, product: Product | None, inputs: Tensor, routed: bool) -> Use:
+        place = self._place()
+        if name not in self._known:
+            same = self._last is not None and self._last[1] is inputs and name in self._weights
+            self._known[name] = _Usage(place, place, like=self._last[0] if same and self._last else None)
+        known = self._known[name]
+        known.first, known.last = min(known.first, place), max(known.last, place)
+        self._last = (name, inputs) if name in self._weights else None
+        self.uses.append(Use(name, None, inputs.new_empty(0), routed))
+        return self.uses[-1]
+
+    def unit_read(self, unit: int) -> None:
+        if unit != self._place() // 2 - 1:
+            self.read.add(unit)
+
+    def end_of_batch(self) -> None:
+        """Count the uses of a batch."""
+        for name, known in self._known.items():
+            uses = [use for use in self.uses if use.name == name]
+            known.uses.append(len(uses))
+            known.added += sum(use.added for use in uses)
+            known.routed |= any(use.routed for use in uses)
+        self._batches += 1
+        self.uses.clear()
+        self._last = None
+
+    def steps(self) -> list[CalibrationStep]:
+        """Return the steps in the order of their first uses."""
+        steps: dict[str, CalibrationStep] = {}
+        for name, known in self._known.items():
+            regular = known.added in (0, sum(known.uses)) and known.uses == known.uses[:1] * self._batches
+            count = known.uses[0] if regular and not known.routed else None
+            before = steps.get(known.like or "")
+            if before and before.uses and count and not known.added and not before.sums:
+                before.names.append(name)
+                before.first, before.last = min(before.first, known.first), max(before.last, known.last)
+                before.uses += count
+                steps[name] = before
+            else:
+                steps[name] = CalibrationStep([name], known.first, known.last, count, known.added > 0)
+        return list({id(step): step for step in steps.values()}.values())
 
 
 class _Irregular(Exception):
@@ -31,21 +107,13 @@ class _Irregular(Exception):
 
 @dataclass
 class Replay:
-    """Forward passes of a network on some batches.
-
-    Attributes:
-        model: the network.
-        forward: computes a batch.
-        batches: the batches.
-        seed: seed of each pass, so that the float and the rounded network draw the same numbers.
-        units: the units, in the order of their calls.
-    """
+    """Forward passes of a network on some batches."""
 
     model: nn.Module
-    forward: Forward
+    forward: Forward  # computes a batch
     batches: Sequence[Any]
-    seed: int = 0
-    units: list[nn.Module] = field(default_factory=list)
+    seed: int = 0  # of each pass, so that the float and the rounded network draw the same numbers
+    units: list[nn.Module] = field(default_factory=list)  # in the order of their calls
 
     def __post_init__(self) -> None:
         self._read: set[int] = set()  # units whose outputs others than the next one read
@@ -53,7 +121,7 @@ class Replay:
         self._place, self._begin, self._end = 0, 0, 0
         self._batch, self._watch, self._storing = (0, True), Watch({}), False
 
-    def steps(self, weights: dict[str, Tensor], norms: Mapping[str, nn.Module]) -> list[CalibrationStep]:
+    def steps(self, weights: Mapping[str, Tensor], norms: Mapping[str, nn.Module]) -> list[CalibrationStep]:
         """Find the units and the calibration steps, in the order of the first uses."""
         self.units = self._called_once()
         try:
@@ -71,16 +139,15 @@ class Replay:
             try:
                 self._run(index, as_float, step.first // 2, step.last, watch)
             except _Irregular:
-                raise BadInput(
-                    "the rounded network calls its blocks in another order than the float one: exclude the layers that "
-                    "decide about it"
-                ) from None
+                told = "the rounded network calls its blocks in another order than the float one"
+                raise BadInput(f"{told}: exclude the layers that decide about it") from None
 
     def drop_outputs_before(self, unit: int) -> None:
         """Free the outputs of the unit before a stored one, unless others read them."""
         for key, output in self._outputs.get(unit - 1, {}).items():
-            if unit - 1 not in self._read:
-                self._outputs[unit - 1][key] = tree_map_only(Tensor, _without_values, output)
+            if unit - 1 not in self._read:  # what is left has the same shape and takes no memory
+                empty = tree_map_only(Tensor, lambda t: t.new_zeros(()).expand(t.shape), output)
+                self._outputs[unit - 1][key] = empty
 
     def _run(self, index: int, as_float: bool, begin: int, end: int, watch: Watch) -> None:
         self._batch, self._watch = (index, as_float), watch
@@ -94,7 +161,7 @@ class Replay:
         finally:
             self._watch = Watch({})
 
-    def _find_steps(self, weights: dict[str, Tensor], norms: Mapping[str, nn.Module]) -> list[CalibrationStep]:
+    def _find_steps(self, weights: Mapping[str, Tensor], norms: Mapping[str, nn.Module]) -> list[CalibrationStep]:
         """Find the steps on all batches, with the present units."""
         scout = StepFinder(weights, norms, lambda: self._place)
         with self._wrapped():
@@ -157,13 +224,8 @@ class Replay:
         return output
 
 
-def _without_values(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same shape that takes no memory."""
-    return tensor.new_zeros(()).expand(tensor.shape)
-
-
 def _writable_copy(tensor: Tensor) -> Tensor:
-    """Return a copy; of a tensor `_without_values`, an uninitialised one."""
+    """Return a copy; of a tensor whose values were dropped, an uninitialised one."""
     if tensor.is_floating_point() and tensor.dim() and not any(tensor.stride()):
         return tensor.new_empty(tensor.shape)
     return tensor.clone()

@@ -1,7 +1,5 @@
 """Solvers of a layer's rounding problem. Each returns labels and a problem whose scales fit them."""
 
-from __future__ import annotations
-
 import functools
 import math
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Statistics of layers and batch norms, collected on the float and the rounded network at once."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,16 +15,10 @@ from mrfquant.rounding.watch import Use
 
 @dataclass
 class RowStatistics:
-    """Sums over the inputs of some rows of a weight.
+    """Sums over the inputs of some rows of a weight."""
 
-    Attributes:
-        a: (n, n) sum of x xᵀ, x being the inputs in the rounded network.
-        t: (rows, n) sum of y xᵀ, y being the target outputs without the bias.
-        inputs: number of inputs.
-    """
-
-    a: Tensor
-    t: Tensor
+    a: Tensor  # (n, n) sum of x xᵀ, x being the inputs in the rounded network
+    t: Tensor  # (rows, n) sum of y xᵀ, y being the target outputs without the bias
     inputs: int = 0
 
     def curvature(self, damping: float) -> Tensor:
@@ -41,14 +33,8 @@ class RowStatistics:
 
 
 class LayerStatistics:
-    """Second moments of a weight's inputs and cross moments with its target outputs.
-
-    Args:
-        name: name of the weight.
-        weight: the trained weight.
-        batches: number of batches to come.
-        generator: draws the output pixels that are used.
-    """
+    """Second moments of a weight's inputs and cross moments with its target outputs, of a trained weight, over a number
+    of batches; the generator draws the output pixels that are used."""
 
     def __init__(self, name: str, weight: Tensor, batches: int, generator: torch.Generator) -> None:
         self.name, self.weight, self.batches, self.generator = name, weight, batches, generator
@@ -74,13 +60,11 @@ class LayerStatistics:
         rows = product.rows // len(columns)
         for group, x in enumerate(columns):
             first = product.first + group * rows
-            span = slice(first, first + rows)
-            if (first, first + rows) not in self._rows:
-                self._rows[first, first + rows] = RowStatistics(
-                    w.new_zeros(w.shape[1], w.shape[1]), torch.zeros_like(w[span])
-                )
-            sums = self._rows[first, first + rows]
-            y = x @ w[span].T if outputs is None else outputs[:, group * rows : (group + 1) * rows]
+            part = w[first : first + rows]
+            if (span := (first, first + rows)) not in self._rows:
+                self._rows[span] = RowStatistics(w.new_zeros(w.shape[1], w.shape[1]), torch.zeros_like(part))
+            sums = self._rows[span]
+            y = x @ part.T if outputs is None else outputs[:, group * rows : (group + 1) * rows]
             sums.a += x.T @ x
             sums.t += y.T @ x
             sums.inputs += len(x)

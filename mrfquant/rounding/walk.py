@@ -1,7 +1,5 @@
 """Round a network layer by layer, running the float and the partly rounded network side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -12,83 +10,59 @@ from torch import Tensor, nn
 from mrfquant.errors import BadInput
 from mrfquant.labelling import LevelSet
 from mrfquant.rounding.answers import Journal, LayerReport, RoundedWeight
-from mrfquant.rounding.replay import Replay
-from mrfquant.rounding.scout import CalibrationStep
+from mrfquant.rounding.replay import CalibrationStep, Replay
 from mrfquant.rounding.statistics import LayerStatistics, NormStatistics
 from mrfquant.rounding.watch import Use, Watch
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
-class TrainedValues:
-    """Copies of the tensors that rounding has changed, as they were trained."""
+@dataclass
+class Walk:
+    """Rounds the weights of a network in place, in the order of their first use."""
 
-    def __init__(self) -> None:
-        self._values: list[tuple[Tensor, Tensor]] = []
+    replay: Replay
+    weights: Mapping[str, Tensor]
+    levels: Mapping[str, LevelSet]
+    solve: Callable[[LayerStatistics], tuple[RoundedWeight, LayerReport]]
+    journal: Journal  # stores results, and returns those of an interrupted call
+    report: Callable[[LayerReport], None]
+    float_targets: bool  # layers should give the outputs of the float network
+    norms: dict[str, BatchNorm]  # to recalibrate
+    generator: torch.Generator  # draws pixels
+    trained: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # what was changed, and copies of it as trained
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Copy a tensor that is about to be changed, and return the copy."""
         copy = tensor.detach().clone(memory_format=torch.preserve_format)
-        self._values.append((tensor, copy))
+        self.trained.append((tensor, copy))
         return copy
 
     def restore(self) -> None:
         """Undo every change."""
         with torch.no_grad():
-            for tensor, value in self._values:
+            for tensor, value in self.trained:
                 tensor.copy_(value)
 
     @contextmanager
-    def swapped_in(self) -> Iterator[None]:
+    def _as_trained(self) -> Iterator[None]:
         """Let the network compute with the trained values."""
-        present = [tensor.data for tensor, _ in self._values]
+        present = [tensor.data for tensor, _ in self.trained]
         try:
-            for tensor, value in self._values:
+            for tensor, value in self.trained:
                 tensor.data = value
             yield
         finally:
-            for (tensor, _), data in zip(self._values, present, strict=True):
+            for (tensor, _), data in zip(self.trained, present, strict=True):
                 tensor.data = data
-
-
-@dataclass
-class Walk:
-    """Rounds the weights of a network in place, in the order of their first use.
-
-    Attributes:
-        replay: runs the network.
-        weights: the weights to round, by name.
-        levels: their levels.
-        solve: finds the labels of a weight from its statistics.
-        journal: stores results, and returns those of an interrupted call.
-        report: called with each rounded layer.
-        float_targets: whether layers should give the outputs of the float network.
-        norms: batch norms to recalibrate, by name.
-        generator: draws pixels.
-        trained: the tensors that were changed.
-    """
-
-    replay: Replay
-    weights: dict[str, Tensor]
-    levels: Mapping[str, LevelSet]
-    solve: Callable[[LayerStatistics], tuple[RoundedWeight, LayerReport]]
-    journal: Journal
-    report: Callable[[LayerReport], None]
-    float_targets: bool
-    norms: dict[str, BatchNorm]
-    generator: torch.Generator
-    trained: TrainedValues = field(default_factory=TrainedValues)
 
     def run(self) -> dict[str, RoundedWeight]:
         """Round every weight and return the results by name."""
         steps = self.replay.steps(self.weights, self.norms)
         used = {name for step in steps for name in step.names}
-        for name in self.weights:
-            if name not in used:
-                raise BadInput(
-                    f"no batch reaches {name} as the weight of a linear layer or a convolution: exclude it, or give "
-                    "batches that use it"
-                )
+        if unused := [name for name in self.weights if name not in used]:
+            told = f"no batch reaches {unused[0]} as the weight of a linear layer or a convolution"
+            raise BadInput(f"{told}: exclude it, or give batches that use it")
         answers: dict[str, RoundedWeight] = {}
         pending = dict(self.weights)
         for step in steps:
@@ -101,7 +75,7 @@ class Walk:
             else:
                 for name, answer in self._rounded_weights(step, pending):
                     del pending[name]
-                    self.trained.keep(self.weights[name])
+                    self.keep(self.weights[name])
                     self.weights[name].copy_(answer.values(self.levels[name]))
                     answers[name] = answer
         return answers
@@ -139,7 +113,7 @@ class Walk:
         statistics = NormStatistics(len(mean), mean.device)
         for float_use, use in self._run_both(step, pending):
             statistics.add(float_use, use)
-        statistics.transfer(norm, self.trained.keep(mean), self.trained.keep(variance))
+        statistics.transfer(norm, self.keep(mean), self.keep(variance))
 
     def _run_both(self, step: CalibrationStep, pending: Mapping[str, Tensor]) -> Iterator[tuple[Use | None, Use]]:
         """Run both networks on every batch as far as a step needs, and yield their uses as `_matched` does."""
@@ -147,7 +121,7 @@ class Walk:
             seen = []
             for as_float in (True, False):
                 watch = Watch(pending, self.norms, step.names, step.uses, step.sums)
-                with self.trained.swapped_in() if as_float else nullcontext():
+                with self._as_trained() if as_float else nullcontext():
                     self.replay.run(step, index, as_float, watch)
                 seen.append(watch.uses)
             yield from _matched(*seen)

@@ -1,7 +1,5 @@
 """Record each use of a weight in a forward pass, its inputs, and the residual branch its output is added to."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,15 +15,15 @@ from mrfquant.rounding.products import ARGUMENTS, Product
 
 ADDITIONS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
 SAME_VALUES = ("reshape", "view", "flatten", "squeeze", "unsqueeze", "contiguous", "clone", "to")
-RESHAPES = {torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, functional.dropout} | {
-    getattr(Tensor, name) for name in SAME_VALUES
-}
+RESHAPES = {torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, functional.dropout}
+RESHAPES |= {getattr(Tensor, name) for name in SAME_VALUES}
 PRODUCTS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 SWAPS = {torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes}
-CHOICES = {torch.index_select, Tensor.index_select, torch.gather, Tensor.gather, Tensor.__getitem__} | {
-    torch.masked_select,
-    Tensor.masked_select,
-}
+CHOICES = {torch.index_select, Tensor.index_select, torch.gather, Tensor.gather, Tensor.__getitem__}
+CHOICES |= {torch.masked_select, Tensor.masked_select}
+Function = Callable[..., Any]
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
 Back = Callable[[Tensor], Tensor]  # maps a change of a later tensor to the change of the layer's output that causes it
 
 
@@ -35,58 +33,34 @@ class StopForward(Exception):
 
 @dataclass
 class Use:
-    """One use of a watched weight or norm.
-
-    Attributes:
-        name: name of the weight or norm.
-        product: the product that was computed; None for a norm.
-        inputs: its inputs.
-        routed: whether the network's own activations selected the inputs, so that another network may select others.
-        added: whether the output is added to another tensor.
-        shortcut: that tensor, if it does not depend on weights that are not rounded yet.
-        back: maps a change of the sum to a change of the layer's output.
-    """
+    """One use of a watched weight or norm."""
 
     name: str
-    product: Product | None
+    product: Product | None  # None for a norm
     inputs: Tensor
-    routed: bool
-    added: bool = False
-    shortcut: Tensor | None = None
-    back: Back | None = None
+    routed: bool  # the network's own activations selected the inputs: another network may select others
+    added: bool = False  # the output is added to another tensor
+    shortcut: Tensor | None = None  # that tensor, if it does not depend on weights that are not rounded yet
+    back: Back | None = None  # maps a change of the sum to a change of the layer's output
 
 
 @dataclass(frozen=True)
 class Origin:
-    """How a tensor was computed.
+    """How a tensor was computed."""
 
-    Attributes:
-        computed: it depends on the weights of some layer.
-        pending: it depends on weights that are not rounded yet.
-        routed: the network's own activations selected its inputs.
-        units: numbers of the units whose outputs it was computed from.
-        branch: the use that it is an affine map of, and the way back to its output.
-    """
-
-    computed: bool = False
-    pending: bool = False
-    routed: bool = False
-    units: frozenset[int] = frozenset()
-    branch: tuple[Use, Back] | None = None
+    computed: bool = False  # it depends on the weights of some layer
+    pending: bool = False  # it depends on weights that are not rounded yet
+    routed: bool = False  # the network's own activations selected its inputs
+    units: frozenset[int] = frozenset()  # numbers of the units whose outputs it was computed from
+    branch: tuple[Use, Back] | None = None  # the use that it is an affine map of, and the way back to its output
 
 
 UNKNOWN = Origin()
 
 
 class Watch(TorchFunctionMode):
-    """Records the uses of weights and norms while it is active, in `uses`.
-
-    Args:
-        pending: weights that are not rounded yet, by name.
-        norms: batch norms, by name.
-        wanted: names of the weights and norms to record.
-        enough: raise StopForward after this many uses.
-        sums: raise it only once all their outputs have been added to something.
+    """Records in `uses`, while it is active, the uses of those `pending` weights, not rounded yet, and norms that are
+    `wanted`. Raises StopForward after `enough` uses; with `sums`, once all their outputs have been added to something.
     """
 
     def __init__(
@@ -124,9 +98,7 @@ class Watch(TorchFunctionMode):
         """Mark a tensor as the output of a unit."""
         self._origins[tensor] = replace(self._origin(tensor), computed=True, units=frozenset([unit]))
 
-    def __torch_function__(
-        self, func: Callable[..., Any], _: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Function, _: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
         if func is functional.multi_head_attention_forward:  # has products within
             with self:
@@ -157,9 +129,7 @@ class Watch(TorchFunctionMode):
             self._origins[tensor] = origin
         return output
 
-    def _product(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor, origin: Origin
-    ) -> Origin:
+    def _product(self, func: Function, args: Args, kwargs: Kwargs, output: Tensor, origin: Origin) -> Origin:
         product = Product.of(func, args, kwargs, output)
         name = self._name(product.given["weight"])
         if name is None:
@@ -169,7 +139,7 @@ class Watch(TorchFunctionMode):
         use = self.used(name, replace(product, first=first), product.given["input"], origin.routed)
         return replace(origin, pending=True, branch=None if use is None else (use, lambda change: change))
 
-    def _norm(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin) -> Origin:
+    def _norm(self, args: Args, kwargs: Kwargs, origin: Origin) -> Origin:
         names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         x, variance, weight = given["input"], given["running_var"], given.get("weight")
@@ -184,16 +154,16 @@ class Watch(TorchFunctionMode):
         if branch is None:
             return origin
         use, back = branch
-        return replace(origin, branch=(use, lambda change: back(_divide(change, gain))))
+        usable = gain.abs() > 1e-2 * gain.abs().mean()  # a gain close to 0 cannot make up for a change
+        return replace(origin, branch=(use, lambda change: back(torch.where(usable, change / gain, 0.0))))
 
-    def _record_residual(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _record_residual(self, args: Args, kwargs: Kwargs) -> None:
         """On a + b where one operand comes from a watched layer, store the other as its shortcut."""
         shapes = [tensor.shape if isinstance(tensor, Tensor) else None for tensor in args]
         if len(shapes) != 2 or None in shapes or shapes[0] != shapes[1] or kwargs:
             return
         for one, other in (args[:2], args[1::-1]):
-            branch = self._origin(one).branch
-            if branch is not None:
+            if (branch := self._origin(one).branch) is not None:
                 use, back = branch
                 use.added = True
                 if not self._origin(other).pending:
@@ -201,9 +171,7 @@ class Watch(TorchFunctionMode):
         if self.sums and len(self.uses) == self.enough and all(use.added for use in self.uses):
             raise StopForward
 
-    def _continue_branch(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Use, Back] | None:
+    def _continue_branch(self, func: Function, args: Args, kwargs: Kwargs) -> tuple[Use, Back] | None:
         """Return the branch of an output that is a reshaped, transposed or scaled input."""
         first = args[0] if args else kwargs.get("input")
         if not isinstance(first, Tensor) or (branch := self._origin(first).branch) is None:
@@ -232,12 +200,6 @@ class Watch(TorchFunctionMode):
             if start <= place < stop and weight.shape[1:] == self._pending[name].shape[1:]:
                 return name
         return None
-
-
-def _divide(change: Tensor, gain: Tensor) -> Tensor:
-    """Return change / gain, and 0 where the gain is close to 0."""
-    least = 1e-2 * gain.abs().mean()
-    return torch.where(gain.abs() > least, change / gain, torch.zeros_like(change))
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -1,6 +1,4 @@
-"""Small random fields of every kind, with the truth about them by listing all labellings."""
-
-from __future__ import annotations
+"""Small random fields of every kind, and their exact results by listing all labellings."""
 
 import functools
 import itertools
@@ -29,7 +27,7 @@ FEW = ["tree-2-constrained", "grid-mixed-attractive", "full-3-repulsive"]
 
 @dataclass(frozen=True)
 class Truth:
-    """log Z, the marginals of every variable, and the least energy."""
+    """Exact log Z, marginals of every variable, and least energy of a field."""
 
     log_z: float
     marginals: Tensor
@@ -37,7 +35,7 @@ class Truth:
 
 
 def field(name: str) -> FactorGraph:
-    """A field by its name, as grid-mixed-attractive; a new one with the same numbers at every call."""
+    """Build a field by its name, as grid-mixed-attractive, with the same numbers at every call."""
     shape, labels, coupling = name.split("-")
     random, edges = torch.Generator().manual_seed(0), EDGES[shape]
     kinds = itertools.cycle(LABELS[labels])
@@ -56,12 +54,12 @@ def field(name: str) -> FactorGraph:
 
 @functools.cache
 def truth(name: str) -> Truth:
-    """About a field."""
+    """Return the exact results of a field by its name."""
     return truth_about(field(name))
 
 
 def truth_about(graph: FactorGraph) -> Truth:
-    """By listing all labellings."""
+    """Compute the exact results of a field by listing all labellings."""
     labels = torch.tensor(list(itertools.product(*(range(c) for c in graph.cardinalities.tolist()))))
     scores = graph.score(labels)
     p = scores.softmax(0)
@@ -70,7 +68,7 @@ def truth_about(graph: FactorGraph) -> Truth:
 
 
 def same(one: FactorGraph, two: FactorGraph) -> bool:
-    """Whether two graphs have the same factors, to the bit."""
+    """Return whether two graphs have the same factors, to the bit."""
 
     def tensors(graph: FactorGraph) -> Iterator[Tensor]:
         yield graph.cardinalities

@@ -1,6 +1,4 @@
-"""What every objective has to do: the tests of `ObjectiveContract`."""
-
-from __future__ import annotations
+"""The contract of an objective."""
 
 from typing import Any, ClassVar
 
@@ -20,8 +18,8 @@ class ObjectiveContract(Contract):
             outputs, targets = torch.randn(40, 3), torch.randint(3, (40,))
 
     Attributes:
-        outputs: of a network, for a batch of at least four examples.
-        targets: of the same batch.
+        outputs: a network's outputs for a batch of at least four examples.
+        targets: the targets of the same batch.
     """
 
     outputs: ClassVar[Tensor]
@@ -31,7 +29,7 @@ class ObjectiveContract(Contract):
         return self.part(**settings)
 
     def make(self) -> Objective:
-        """The objective with the settings to be tested."""
+        """Build the objective with the settings to be tested."""
         return self.build(**self.settings)
 
     def test_the_loss_is_a_finite_number_with_a_gradient(self) -> None:
@@ -55,10 +53,9 @@ class ObjectiveContract(Contract):
         objective = self.make()
         whole = objective.sums(self.outputs, self.targets)
         parts = [objective.sums(o, t) for o, t in zip(self.outputs.split(3), self.targets.split(3), strict=True)]
-        torch.testing.assert_close(torch.stack(parts).sum(0), whole)
-        assert objective.figures(torch.stack(parts).sum(0).tolist()) == pytest.approx(
-            objective.figures(whole.tolist()), rel=1e-5
-        )
+        total = torch.stack(parts).sum(0)
+        torch.testing.assert_close(total, whole)
+        assert objective.figures(total.tolist()) == pytest.approx(objective.figures(whole.tolist()), rel=1e-5)
 
     def test_there_is_a_figure_for_every_metric(self) -> None:
         objective = self.make()

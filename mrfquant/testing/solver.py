@@ -1,7 +1,5 @@
 """The contract of a solver of fields."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -28,20 +26,20 @@ class Answer:
 
 
 class FieldSolverContract(Contract):
-    """What `solve`, the commands and the tables rely on. Inherit it and name your solver:
+    """Checks that `solve` and the commands rely on. Inherit it and name your solver:
 
         class TestMySolver(FieldSolverContract):
             part = MySolver
 
-    It is run on small random fields, trees, grids and full graphs, of 2, 3 and mixed numbers of labels, with random,
-    attractive and repulsive couplings and with a constraint, and compared with a list of all labellings.
+    It runs on small random fields, trees, grids and full graphs, of 2, 3 and mixed numbers of labels, with random,
+    attractive and repulsive couplings and with a constraint, and is compared with a list of all labellings.
 
     Attributes:
-        fields: their names.
-        iterations: of a run, at most.
-        tolerance: the residual at which it ends.
+        fields: names of the fields.
+        iterations: the most iterations of a run.
+        tolerance: the residual at which a run ends.
         exact_on_trees: whether it finds log Z and the marginals of trees; without a log Z, the best labelling.
-        monotone: whether no iteration is worse than the one before, in the lower bound on log Z if it is one, else in
+        monotone: whether no iteration is worse than the one before, in the lower bound on log Z if it has one, else in
             the energy of the labels.
     """
 
@@ -58,30 +56,30 @@ class FieldSolverContract(Contract):
         cls._answers = {}
 
     def make(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, **settings: Any) -> FieldSolver:
-        """The solver on a field."""
+        """Build the solver on a field."""
         return self.part(graph, seed=seed, start=start, **{**self.settings, **settings})
 
     def build(self, **settings: Any) -> FieldSolver:
         return self.make(random_fields.field(self.fields[0]), **settings)
 
     def run(self, solver: FieldSolver, **limits: Any) -> Result:
-        """To the end, or to other limits; with every iteration on record."""
+        """Run to the contract's or other limits, with a trace."""
         limits = {"iterations": self.iterations, "tolerance": self.tolerance, **limits}
         return solver.run(**limits, trace=True)
 
     def answer(self, name: str) -> Answer:
-        """A run on a field; made once for all checks, which only read it."""
+        """Return a run on a field, the same for all checks, which only read it."""
         if name not in self._answers:
             graph = random_fields.field(name)
             self._answers[name] = Answer(name, graph, random_fields.truth(name), self.run(self.make(graph, seed=1)))
         return self._answers[name]
 
     def answers(self) -> Iterator[Answer]:
-        """A run on every field."""
+        """Return a run on every field."""
         return map(self.answer, self.fields)
 
     def some(self) -> Iterator[Answer]:
-        """For checks that need further runs: a field of each shape."""
+        """Return runs on a field of each shape, for checks that need further runs."""
         return map(self.answer, random_fields.FEW)
 
     def test_marginals_are_distributions(self) -> None:
@@ -93,10 +91,8 @@ class FieldSolverContract(Contract):
             labels = answer.result.labels
             assert labels.dtype == torch.int64, f"{answer.name}: labels are {labels.dtype}, not int64"
             assert labels.shape == (len(answer.graph),), f"{answer.name}: labels of shape {tuple(labels.shape)}"
-            inside = (labels >= 0) & (labels < answer.graph.cardinalities)
-            assert inside.all(), (
-                f"{answer.name}: variables {(~inside).nonzero()[:, 0].tolist()} get labels out of range"
-            )
+            outside = ((labels < 0) | (labels >= answer.graph.cardinalities)).nonzero()[:, 0].tolist()
+            assert not outside, f"{answer.name}: variables {outside} get labels out of range"
 
     def test_the_energy_is_that_of_the_labels_and_the_best_on_the_way(self) -> None:
         for answer in self.answers():
@@ -107,12 +103,10 @@ class FieldSolverContract(Contract):
             assert result.energy <= best, f"{told}, an iteration had {best:.6g}"
 
     def test_log_z_is_on_the_stated_side_of_the_truth(self) -> None:
-        """At the end, and a bound in every iteration."""
         for answer in self.answers():
             self._check_side(answer.name, answer.result, answer.truth)
 
     def test_no_labelling_is_below_the_bound_on_energies(self) -> None:
-        """In any iteration; and the bound never gets worse."""
         for answer in self.answers():
             highest = max([answer.result.bound, *(row.bound for row in answer.result.trace)])
             told = f"{answer.name}: the least energy is {answer.truth.optimum:.6f}, the bound is {highest:.6f}"
@@ -131,7 +125,7 @@ class FieldSolverContract(Contract):
                 assert now <= was + 1e-9, f"{answer.name}: iteration {b.iteration} is worse, {now:.6g} after {was:.6g}"
 
     def test_a_warm_start_is_taken(self) -> None:
-        """From the marginals of an earlier run; a monotone solver is not worse than that run after one iteration."""
+        """A monotone solver is not worse than the earlier run after one iteration."""
         for answer in self.some():
             start = answer.result.marginals.clone()
             given = start.clone()
@@ -149,7 +143,6 @@ class FieldSolverContract(Contract):
             assert result.reason == "time", f"{answer.name}: out of time, the reason is {result.reason!r}"
 
     def test_the_same_seed_gives_the_same_answer(self) -> None:
-        """Whatever else was drawn meanwhile."""
         for answer in self.some():
             found = []
             for other in (1, 2):
@@ -175,12 +168,11 @@ class FieldSolverContract(Contract):
 
     def test_the_graph_is_only_read(self) -> None:
         for answer in self.answers():
-            assert random_fields.same(answer.graph, random_fields.field(answer.name)), (
-                f"{answer.name}: its factors have changed"
-            )
+            same = random_fields.same(answer.graph, random_fields.field(answer.name))
+            assert same, f"{answer.name}: its factors have changed"
 
     def _objective(self, row: Row) -> float:
-        """What a monotone solver makes smaller."""
+        """Return what a monotone solver does not increase."""
         return row.free_energy if self.part.direction == "lower bound" else row.energy
 
     @staticmethod
@@ -200,22 +192,20 @@ class FieldSolverContract(Contract):
             return
         assert result.direction is not None, f"{name}: it gives a log Z: say in `direction` what that is worth"
         told = f"{name}: log Z is {log_z:.6f}, and the {result.direction} is"
+        values = [result.log_z, *(-row.free_energy for row in result.trace)]
         assert not math.isnan(result.log_z), f"{told} not a number"
         if result.direction == "lower bound":
-            highest = max([result.log_z, *(-row.free_energy for row in result.trace)])
-            assert highest <= log_z + slack, f"{told} {highest:.6f} in some iteration"
+            assert max(values) <= log_z + slack, f"{told} {max(values):.6f} in some iteration"
         if result.direction == "upper bound":
-            lowest = min([result.log_z, *(-row.free_energy for row in result.trace)])
-            assert lowest >= log_z - slack, f"{told} {lowest:.6f} in some iteration"
+            assert min(values) >= log_z - slack, f"{told} {min(values):.6f} in some iteration"
         if result.direction == "exact":
             assert abs(result.log_z - log_z) <= slack, f"{told} {result.log_z:.6f}"
 
     @staticmethod
     def _check_exact(name: str, result: Result, truth: Truth) -> None:
         if result.direction == "exact" or result.log_z is None:
-            assert abs(result.energy - truth.optimum) <= 1e-6, (
-                f"{name}: the labels have the energy {result.energy:.6f}, the best ones {truth.optimum:.6f}"
-            )
+            told = f"{name}: the labels have the energy {result.energy:.6f}, the best ones {truth.optimum:.6f}"
+            assert abs(result.energy - truth.optimum) <= 1e-6, told
         if result.log_z is not None:
             assert abs(result.log_z - truth.log_z) <= 1e-6, f"{name}: {result.log_z:.6f} for log Z = {truth.log_z:.6f}"
             off = (result.marginals - truth.marginals).abs().max()

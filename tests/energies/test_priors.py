@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from mrfquant.energies import CodeLength, FirstOrderTaylor, FlipNoise, LabelPrior, SumOf, TargetHistogram
+from mrfquant.energies import CodeLength, FirstOrderTaylor, LabelPrior, SumOf, TargetHistogram
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.families import Independent
 from mrfquant.families.distribution import PairOfLabels
@@ -100,33 +100,6 @@ def test_shares_are_counted_for_each_parameter_every_few_steps():
     assert torch.equal(found[0], found[1])
     expected = -(torch.tensor([[0.5, 3.5, 0.5], [0.5, 0.5, 1.5]]).double() / torch.tensor([[4.5], [2.5]])).log2()
     torch.testing.assert_close(found[2], expected)
-
-
-@pytest.mark.parametrize("levels", [[-1, 0, 1], [-2, -1, 1, 2]])
-def test_flips_cost_what_a_quadratic_loss_expects_of_them_by_enumeration(levels):
-    """The loss is h/2 (w - w_λ)², whose curvature the squared gradients of its mini-batches are made to be."""
-    p, h, d = 0.2, 0.7, len(levels)
-    labelling = Labelling(nn.Linear(2, 1, bias=False).double(), levels, scale=0.5)
-    (block,) = labelling.blocks
-    energy = FlipNoise(p, examples=5)
-    energy.attach(labelling)
-    block.g.fill_(math.sqrt(h / 5))
-    energy.begin_step(0, lambda: None)
-    chances = [[1 - p if i == j else p / (d - 1) for j in range(d)] for i in range(d)]
-    expected = [sum(chances[i][j] * h / 2 * (0.5 * (levels[j] - levels[i])) ** 2 for j in range(d)) for i in range(d)]
-    assert energy.costs(block)[0].tolist() == pytest.approx(expected)
-
-
-def test_flips_cost_two_levels_the_same():
-    labelling = labelled(2)
-    (block,) = labelling.blocks
-    energy = FlipNoise(0.1)
-    energy.attach(labelling)
-    block.g.fill_(1.0)
-    energy.begin_step(0, lambda: None)
-    low, high = energy.costs(block).T
-    assert torch.equal(low, high)
-    assert low.any()
 
 
 @pytest.mark.parametrize("form", ["line", "planes"])

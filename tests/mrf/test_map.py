@@ -31,7 +31,8 @@ from mrfquant.mrf import (
     potts,
     solve,
 )
-from mrfquant.mrf.pruning import possible_labels, restrict
+from mrfquant.mrf.arrays import possible_labels
+from mrfquant.mrf.solve import restrict
 
 
 @st.composite

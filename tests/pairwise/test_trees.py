@@ -57,7 +57,7 @@ def test_both_products_equal_enumeration(parents, d, shared):
 @pytest.mark.parametrize("parents", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("scaled", [True, False])
 def test_marginals_of_two_labels_equal_enumeration(monkeypatch, parents, scaled, compiled):
-    monkeypatch.setattr(trees, "SMALLEST", 0 if compiled else 10**9)
+    monkeypatch.setattr(trees, "MIN_COMPILED_SIZE", 0 if compiled else 10**9)
     torch.manual_seed(len(parents))
     n, rows = len(parents), 37  # more than are done at once
     fields, couplings, factors = torch.randn(rows, n), torch.randn(n), torch.rand(rows) * 3

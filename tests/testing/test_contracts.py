@@ -15,7 +15,6 @@ from mrfquant.energies import (
     CodeLength,
     Energy,
     FirstOrderTaylor,
-    FlipNoise,
     LabelPrior,
     PairwiseEnergy,
     SumOf,
@@ -224,12 +223,6 @@ class TestTargetHistogram(EnergyContract):
     def started(self, levels):
         """Of two level sets, the other one has no target."""
         return (found for found in super().started(levels) if len(found[1].blocks) == 1)
-
-
-class TestFlipNoise(EnergyContract):
-    part = FlipNoise
-    settings = {"probability": 0.1, "examples": 3, "interval": 1}
-    level_sets = ((-1, 0, 1), (-2, -1, 1, 2))  # two levels cost the same
 
 
 class TestFactorGraphEnergy(EnergyContract):
