@@ -1,8 +1,7 @@
 """A solver of your own: natural-gradient mean-field that samples, as BayesBiNN does, beside PMF on the digits.
 
 BayesBiNN (Meng et al., 2020) keeps the natural parameter of each weight's distribution over two labels. The network
-computes with labels that are drawn anew at each step, and the gradient at the sample is the natural gradient; beta
-says how much the images count against the uniform prior.
+computes with labels that are drawn anew at each step; beta is how much the images count against the uniform prior.
 
 Expected output, in about 15 seconds (the last digits depend on the machine):
 
@@ -46,14 +45,14 @@ class BayesBiNN(mq.Inference):
 
 
 if __name__ == "__main__":
-    data = digits(Path())  # the images come with scikit-learn: there is no folder to read
+    data = digits(Path())  # the images come with scikit-learn
     runs = {mq.ProximalMeanField: (0.005, mq.Geometric(rho=1.1, interval=10)), BayesBiNN: (0.001, mq.Constant(1e7))}
     for method, (rate, beta) in runs.items():
         torch.manual_seed(0)
-        layers = [nn.Linear(784, 100), nn.BatchNorm1d(100, affine=False), nn.ReLU(), nn.Linear(100, 10)]
-        model = nn.Sequential(nn.Flatten(), *layers)
+        hidden = [nn.Flatten(), nn.Linear(784, 100), nn.BatchNorm1d(100, affine=False), nn.ReLU()]
+        model = nn.Sequential(*hidden, nn.Linear(100, 10))
         solver = method(mq.Labelling(model, [-1, 1]), lambda tensors, rate=rate: torch.optim.Adam(tensors, rate), beta)
-        for step, (images, labels) in zip(range(1000), data.stream(100, seed=0)):
+        for step, (images, labels) in zip(range(1000), data.stream(100, seed=0), strict=False):
             solver.scale_learning_rate(1 - step / 1000)
             functional.cross_entropy(model(images), labels).backward()
             solver.step()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
+from mrfquant.families import Distribution
 from mrfquant.inference.checks import warn_if_undecided
 from mrfquant.inference.state import load_solution, solution
 
@@ -39,6 +40,14 @@ class Answers:
                 self.labelling.release()
             self.finalized = True
         return self.labelling.model
+
+    @torch.no_grad()
+    def write_all(self: Inference) -> None:
+        """Set the network's weights from the variables."""
+        for block, x in self.items():
+            self.write(block, x)
+        self.labelling.gather_weights()
+        self.labelling.publish()
 
     @contextmanager
     def rounded(self: Inference) -> Iterator[None]:
@@ -88,6 +97,11 @@ class Answers:
             x.copy_(torch.where(self.labels(block, x) == chosen, x, there))
         self.write_all()
         self.labelling.mark_clean()
+
+    def distributions(self: Inference) -> list[Distribution] | None:
+        """Return the distribution of every block, or None for a solver that has none."""
+        found = [p for block, x in self.items() if (p := self.distribution(block, x)) is not None]
+        return found if len(found) == len(self.variables) and found else None
 
     def decided(self: Inference, threshold: float = 0.99) -> list[Tensor] | None:
         """Return whether a label of each weight has at least the probability `threshold`: bool (m,) for every block.

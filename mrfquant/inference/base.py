@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
-import torch
 from torch import Tensor
 
 from mrfquant.config.settings import Positive, checked, makes
@@ -21,7 +20,7 @@ from mrfquant.inference.groups import Groups
 from mrfquant.inference.learned_scales import LearnedScales
 from mrfquant.inference.optimizer import OptimizerRecipe, SolverOptimizer
 from mrfquant.inference.report import Report
-from mrfquant.inference.setup import Start, needs_levels, set_up
+from mrfquant.inference.setup import Start, set_up
 from mrfquant.labelling import Block, Labelling
 from mrfquant.schedules import Constant, Schedule
 
@@ -40,19 +39,17 @@ class Inference(Answers, SolverOptimizer):
         optimizer: called with the list of tensors to drive: the variables of each block, then the free parameters.
         beta: the inverse temperature as a function of the iteration.
         energy: the model of the loss; first-order by default.
-        start: 'random', as in the paper; 'weights', at the weights that the network has, so that a trained one keeps
-            what it has learned (take a labelling with scales: the levels have to reach the weights); 'labels', at those
-            of a network that has been rounded, whose scales are read off its weights.
-        reach: how far the levels go where solvers start at the weights, in mean magnitudes of these: twice it reaches
-            nine of ten weights; a deep network with batch norm needs four times to begin where the float one is.
+        start: 'random', as in the paper; 'weights', at the weights that the network has, which the levels have to
+            reach (take a labelling with scales); 'labels', at those of a network that has been rounded, whose scales
+            are read off its weights.
+        reach: how far the levels go for 'weights', in mean magnitudes of these: 2 reaches nine of ten weights; a deep
+            network with batch norm needs 4 to begin where the float one is.
         learn_scale: let the optimizer move the labelling's scales together with the variables.
         groups: settings of the optimizer for some parameters, as {"norms and biases": {"weight_decay": 0.0}}. A key is
-            a pattern of names, 'labelled', 'norms and biases' (parameters of fewer than two dimensions, and those of
-            norms), a name that `Labelling.which` takes, or a function from the network to names; the first that fits
-            counts. 'scales' are the learned ones, always a group.
-        shard: let processes that train together share the variables: each keeps and moves its shard, with the
-            optimizer's state, and has the network's weights and gradient in full. For solvers, energies and optimizers
-            that treat each weight by itself. Alone, it changes nothing.
+            a pattern of names, 'labelled', 'norms and biases', 'scales' (the learned ones), a name that
+            `Labelling.which` takes, or a function from the network to names; the first that fits counts.
+        shard: let processes that train together share the variables, each with the network's weights and gradient in
+            full; for solvers, energies and optimizers that treat each weight by itself.
 
     Attributes:
         variables: one tensor per block, with the weights along the last dimension; this process's shard of them.
@@ -84,8 +81,8 @@ class Inference(Answers, SolverOptimizer):
         groups: Groups | None = None,
         shard: bool = False,
     ) -> None:
-        if self.needs_levels:
-            needs_levels(type(self).__name__, labelling)
+        if not labelling.blocks and self.needs_levels:
+            raise BadInput(f"{type(self).__name__} needs levels to choose from: set Labelling.levels, as in [-1, 1]")
         optimizer_groups = set_up(labelling, start, reach, learn_scale, groups, shard)
         self.labelling, self.energy = labelling, energy or FirstOrderTaylor()
         self.schedule, self.iteration, self.budget = beta or Constant(1.0), 0, None
@@ -94,17 +91,16 @@ class Inference(Answers, SolverOptimizer):
         self.processes = Processes(self)
         self.energy.attach(labelling)
         self.bind(start)
-        # Whole blocks start, since a start may depend on all of a layer, and this process keeps its shard.
-        starts = [
-            self.start(block, lambda block=block: self.processes.drawn(block))
-            if start == "random"
-            else self.start_at(block, block.unscaled_weights().clone())
-            for block in labelling.blocks
-        ]
-        self.variables = [self.processes.own(*item) for item in zip(labelling.blocks, starts, strict=True)]
+        self.variables = [self._first(block, start) for block in labelling.blocks]
         self.drive(self.variables, optimizer, optimizer_groups)
         self.write_all()
         self.report = Report(self)
+
+    def _first(self, block: Block, start: Start) -> Tensor:
+        """Start a whole block, since that may depend on all of a layer, and keep this process's shard."""
+        if start == "random":
+            return self.processes.own(block, self.start(block, lambda: self.processes.drawn(block)))
+        return self.processes.own(block, self.start_at(block, block.unscaled_weights().clone()))
 
     def bind(self, start: str) -> None:
         """Prepare for the labelling, which is laid out now, before the variables start."""
@@ -159,11 +155,6 @@ class Inference(Answers, SolverOptimizer):
         """Return every block with its variables: this process's shards, where processes share them."""
         return zip(self.labelling.local_blocks, self.variables, strict=True)
 
-    def distributions(self) -> list[Distribution] | None:
-        """Return the distribution of every block, or None for a solver that has none."""
-        found = [p for block, x in self.items() if (p := self.distribution(block, x)) is not None]
-        return found if len(found) == len(self.variables) and found else None
-
     @property
     def beta(self) -> float:
         """The inverse temperature in force."""
@@ -216,14 +207,6 @@ class Inference(Answers, SolverOptimizer):
         if waiting or labelling.sharded:  # fused updates have cleared what they used
             labelling.labelled.zero_gradient()
         self._begun = False
-
-    @torch.no_grad()
-    def write_all(self) -> None:
-        """Set the network's weights from the variables."""
-        for block, x in self.items():
-            self.write(block, x)
-        self.labelling.gather_weights()
-        self.labelling.publish()
 
 
 InferenceRecipe = Annotated[Callable[..., Inference], makes(Inference, "a solver of networks, as @ProximalMeanField")]

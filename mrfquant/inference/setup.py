@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mrfquant.errors import BadInput, BadSetting
+from mrfquant.errors import BadSetting
 from mrfquant.inference.groups import Groups, OptimizerGroups
 from mrfquant.labelling import Labelling
 
@@ -27,9 +27,3 @@ def set_up(
     elif start == "labels":
         labelling.read_scales()
     return found
-
-
-def needs_levels(solver: str, labelling: Labelling) -> None:
-    """Raise BadInput for a labelling that labels nothing."""
-    if not labelling.blocks:
-        raise BadInput(f"{solver} needs levels to choose from: set Labelling.levels, as in [-1, 1]")

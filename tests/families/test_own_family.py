@@ -13,7 +13,7 @@ from mrfquant.packing import load, pack_model
 
 
 class Opposites(mq.Distribution):
-    """Neighbouring weights have opposite labels: of each pair, the first is the upper one with probability p (m / 2,)."""
+    """Neighbours have opposite labels: the first of each pair has the upper one with probability p (m / 2,)."""
 
     def __init__(self, block, p):
         self.block, self.p = block, p
