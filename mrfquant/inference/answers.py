@@ -17,11 +17,13 @@ from mrfquant.inference.state import load_solution, solution
 if TYPE_CHECKING:
     from mrfquant.inference.base import Inference  # which inherits from this
 
+Solver = Any  # an Inference, to methods that are a part of it
+
 
 class Answers:
     """The part of `Inference` that reads where a solver stands, and ends it."""
 
-    def finalize(self: Inference, decide: Decision | None = None) -> nn.Module:
+    def finalize(self: Solver, decide: Decision | None = None) -> nn.Module:
         """End training: the network becomes an ordinary one, without a solver, each labelled weight exactly on a level.
 
         It can be saved, exported, packed (with the labelling) or trained further by other means. Done twice, it changes
@@ -42,7 +44,7 @@ class Answers:
         return self.labelling.model
 
     @torch.no_grad()
-    def write_all(self: Inference) -> None:
+    def write_all(self: Solver) -> None:
         """Set the network's weights from the variables."""
         for block, x in self.items():
             self.write(block, x)
@@ -50,13 +52,13 @@ class Answers:
         self.labelling.publish()
 
     @contextmanager
-    def rounded(self: Inference) -> Iterator[None]:
+    def rounded(self: Solver) -> Iterator[None]:
         """Let the network compute, within the block, with the answer: each labelled weight exactly on a level."""
         with self.computing_with([self.labels(*item) for item in self.items()]):
             yield
 
     @contextmanager
-    def sampled(self: Inference, generator: torch.Generator | None = None) -> Iterator[None]:
+    def sampled(self: Solver, generator: torch.Generator | None = None) -> Iterator[None]:
         """Let the network compute, within the block, with labels drawn from their distribution."""
         if self.labelling.sharded:
             raise BadInput("labels are drawn for whole blocks, of which every process has a part: use one process")
@@ -68,7 +70,7 @@ class Answers:
             yield
 
     @contextmanager
-    def computing_with(self: Inference, labels: Sequence[Tensor]) -> Iterator[None]:
+    def computing_with(self: Solver, labels: Sequence[Tensor]) -> Iterator[None]:
         """Let the network compute, within the block, with labels (m,) for every block."""
         if self.finalized:
             yield  # it does
@@ -89,7 +91,7 @@ class Answers:
             labelled.publish()
 
     @torch.no_grad()
-    def adopt(self: Inference, labels: Sequence[Tensor]) -> None:
+    def adopt(self: Solver, labels: Sequence[Tensor]) -> None:
         """Let training go on from labels, (m,) for every block: the variables that would be rounded to another one move
         to where theirs has nearly all probability; the others stay."""
         for (block, x), chosen in zip(self.items(), labels, strict=True):
@@ -98,23 +100,23 @@ class Answers:
         self.write_all()
         self.labelling.mark_clean()
 
-    def distributions(self: Inference) -> list[Distribution] | None:
+    def distributions(self: Solver) -> list[Distribution] | None:
         """Return the distribution of every block, or None for a solver that has none."""
         found = [p for block, x in self.items() if (p := self.distribution(block, x)) is not None]
         return found if len(found) == len(self.variables) and found else None
 
-    def decided(self: Inference, threshold: float = 0.99) -> list[Tensor] | None:
+    def decided(self: Solver, threshold: float = 0.99) -> list[Tensor] | None:
         """Return whether a label of each weight has at least the probability `threshold`: bool (m,) for every block.
 
         None for a solver without a distribution.
         """
         return self.report.decided(threshold)
 
-    def settings(self: Inference) -> dict[str, float]:
+    def settings(self: Solver) -> dict[str, float]:
         """Return what is in force now, known without touching a tensor."""
         return {"learning_rate": self.param_groups[0]["lr"]}
 
-    def energies(self: Inference) -> dict[str, float]:
+    def energies(self: Solver) -> dict[str, float]:
         """Return the values of the energy, or of its terms, between backward and `step`, by name. Waits for the device.
 
         The first-order model alone is left out: <g, w> of one batch.
@@ -122,28 +124,28 @@ class Answers:
         self.begin()
         return {name: value.item() for name, value in self.report.energies().items()}
 
-    def diagnostics(self: Inference) -> dict[str, float]:
+    def diagnostics(self: Solver) -> dict[str, float]:
         """Return figures about the labels: flips since the last look, entropy in bits per weight, share decided."""
         return self.report.figures()
 
-    def layer_entropy(self: Inference) -> dict[str, float]:
+    def layer_entropy(self: Solver) -> dict[str, float]:
         """Return the mean entropy in bits per weight of every labelled parameter."""
         return self.report.layer_entropy()
 
-    def solution(self: Inference) -> dict[str, Any]:
+    def solution(self: Solver) -> dict[str, Any]:
         """Return the solver's state without the optimizer's: enough to round or sample again."""
         return solution(self)
 
-    def load_solution(self: Inference, saved: dict[str, Any]) -> None:
+    def load_solution(self: Solver, saved: dict[str, Any]) -> None:
         """Stand where a solver of the same kind on the same labelling stood."""
         load_solution(self, saved)
 
-    def state_dict(self: Inference) -> dict[str, Any]:
+    def state_dict(self: Solver) -> dict[str, Any]:
         """Return everything that a later `load_state_dict` needs to go on as if nothing had happened."""
         seen = self.processes.joined(self.report.seen)
         return {**self.solution(), "optimizer": self.inner_state(), "seen": seen}
 
-    def load_state_dict(self: Inference, state: dict[str, Any]) -> None:
+    def load_state_dict(self: Solver, state: dict[str, Any]) -> None:
         """Go on from a state of the same solver on the same labelling."""
         self.load_solution(state)
         self.load_inner_state(state["optimizer"])

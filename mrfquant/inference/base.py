@@ -85,7 +85,8 @@ class Inference(Answers, SolverOptimizer):
             raise BadInput(f"{type(self).__name__} needs levels to choose from: set Labelling.levels, as in [-1, 1]")
         optimizer_groups = set_up(labelling, start, reach, learn_scale, groups, shard)
         self.labelling, self.energy = labelling, energy or FirstOrderTaylor()
-        self.schedule, self.iteration, self.budget = beta or Constant(1.0), 0, None
+        self.schedule, self.iteration = beta or Constant(1.0), 0
+        self.budget: int | None = None
         self.learned_scales = LearnedScales(labelling) if learn_scale else None
         self.finalized = self._begun = False
         self.processes = Processes(self)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling.block import Block
 from mrfquant.labelling.flat import FlatParameters
 from mrfquant.labelling.levels import LevelSet
-from mrfquant.labelling.scales import Scales, Sharing
+from mrfquant.labelling.scales import Scales
 from mrfquant.labelling.selection import PRESETS
 from mrfquant.text import aligned
 
@@ -272,7 +272,7 @@ class Labelling:
             scales = Scales(self.labelled, None)
             scales.each.fill_(self._scale)
         else:
-            scales = Scales(self.labelled, cast(Sharing, self._scale), self._group_size)
+            scales = Scales(self.labelled, self._scale, self._group_size)
             scales.spread(self._fitted_scales(scales))
         return scales
 

@@ -107,7 +107,7 @@ class Experiment:
             self.model = synchronise_batch_norm(self.model, device)
         self.labelling = configured(Labelling, model=self.model)
         check_memory(8 * len(self.labelling), device, f"a labelling of {len(self.labelling):,} weights")
-        settings = {"start": start, "reach": reach, "form": form, "learn_scale": learn_scale}
+        settings: dict[str, Any] = {"start": start, "reach": reach, "form": form, "learn_scale": learn_scale}
         settings |= {"groups": groups, "shard": shard}
         given = {name: value for name, value in settings.items() if value is not None}
         _check_taken(inference, given)
