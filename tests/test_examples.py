@@ -48,9 +48,9 @@ def part(script, name):
 
 
 def test_own_solver_trains_a_binary_network_beside_pmf(output):
-    pmf, bop = accuracies(output("own_solver"))
+    pmf, bayes = accuracies(output("own_solver"))
     assert pmf > 94
-    assert bop > 92
+    assert bayes > 92
 
 
 def test_own_energy_makes_the_network_sparser_the_larger_its_cost(output):
@@ -166,10 +166,10 @@ def test_the_notebook_runs(monkeypatch, tmp_path):
     check_walk(printed(notebook))
 
 
-class TestBop(InferenceContract):
-    part = part("own_solver", "Bop")
+class TestBayesBiNN(InferenceContract):
+    part = part("own_solver", "BayesBiNN")
+    settings = {"beta": mq.Constant(1000.0)}
     level_sets = ((-1, 1),)
-    gin_name = None
 
 
 class TestSparse(EnergyContract):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -24,12 +25,15 @@ class PlanesFamily(Family):
     def __init__(self, block: Block, projection: Projection) -> None:
         super().__init__(block, projection)
         self.numbers = block.d
-        self.u = block.w.new_empty(block.d, block.m)
         self._mean_level = sum(block.levels.values) / block.d
         self._centred_q = (block.q - self._mean_level)[:, None]
 
+    @functools.cached_property
+    def u(self) -> Tensor:  # made when it is first written to
+        return self.block.w.new_empty(self.block.d, self.block.m)
+
     def start(self, draw: Callable[[], Tensor], beta: float) -> Tensor:
-        x = torch.empty_like(self.u)
+        x = self.block.w.new_empty(self.block.d, self.block.m)
         for plane in x:
             plane.copy_(draw())  # one after the other: memory for one draw
         return x

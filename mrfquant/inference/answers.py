@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,6 @@ from mrfquant.errors import BadInput
 from mrfquant.families import Distribution
 from mrfquant.inference.checks import warn_if_undecided
 from mrfquant.inference.state import load_solution, solution
-
-if TYPE_CHECKING:
-    from mrfquant.inference.base import Inference  # which inherits from this
 
 Solver = Any  # an Inference, to methods that are a part of it
 
@@ -153,4 +150,4 @@ class Answers:
         self.report.seen = [self.processes.own(b, x) for b, x in zip(blocks, state["seen"], strict=True)]
 
 
-Decision = Callable[["Inference"], list[Tensor]]  # gives labels, int32 (m,) for every block
+Decision = Callable[[Solver], list[Tensor]]  # gives labels, int32 (m,) for every block

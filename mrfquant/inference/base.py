@@ -53,7 +53,8 @@ class Inference(Answers, SolverOptimizer):
 
     Attributes:
         variables: one tensor per block, with the weights along the last dimension; this process's shard of them.
-        iteration: steps done. budget: steps there will be in all, for schedules that end with the run; see `prepare`.
+        iteration: steps done.
+        budget: steps there will be in all, for schedules that end with the run; see `prepare`.
     """
 
     method: str  # the name in results

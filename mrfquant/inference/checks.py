@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mrfquant.errors import RunFailed
 
-if TYPE_CHECKING:
-    from mrfquant.inference.base import Inference  # which imports this file
+Solver = Any  # an Inference, whose file imports this one
 
 CHECK_INTERVAL = 100  # steps between two looks
 WARN_UNDECIDED_FRACTION = 0.05  # of the weights: rounding more of them may surprise
 
 
-def check_solver(solver: Inference) -> None:
+def check_solver(solver: Solver) -> None:
     """Raise if parameters were replaced or written to, or variables are not numbers. Waits for the device."""
     solver.labelling.check_not_replaced()
     solver.labelling.check_all_known()
@@ -27,7 +26,7 @@ def check_solver(solver: Inference) -> None:
         )
 
 
-def warn_if_undecided(solver: Inference) -> None:
+def warn_if_undecided(solver: Solver) -> None:
     """Warn if rounding the network changes it."""
     undecided = 1 - solver.report.fraction_decided()
     if undecided > WARN_UNDECIDED_FRACTION:

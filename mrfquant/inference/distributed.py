@@ -6,7 +6,7 @@ whole one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,7 @@ from mrfquant.compute import Team, present_team, widest
 from mrfquant.errors import BadInput
 from mrfquant.labelling import Block
 
-if TYPE_CHECKING:
-    from mrfquant.inference.base import Inference  # which imports this file
+Solver = Any  # an Inference, whose file imports this one
 
 
 class Processes:
@@ -26,7 +25,7 @@ class Processes:
         solver: this process's, with its labelling and energy.
     """
 
-    def __init__(self, solver: Inference) -> None:
+    def __init__(self, solver: Solver) -> None:
         self.solver, self.labelling, self.sharded = solver, solver.labelling, solver.labelling.sharded
         self._alike = False  # whether all have started from the same variables
         if self.sharded:

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mrfquant.compute import check_memory
 from mrfquant.config.settings import configurable
 from mrfquant.energies import Energy
 from mrfquant.errors import BadInput
@@ -90,6 +91,9 @@ class ProjectedInference(Inference):
             raise BadInput(f"{type(self.entropy).__name__} works on whole layers, which shard cuts: drop one")
         self._start = start
         self._families = {block.number: self._new_family(block) for block in self.labelling.local_blocks}
+        variables = sum(family.numbers * family.block.m for family in self._families.values())
+        # These, and the optimizer's.
+        check_memory(4 * 2 * variables, self.labelling.labelled.w.device, f"a labelling of {variables:,} variables")
 
     def spacing(self, block: Block) -> float:
         """Return the spacing of a block's levels on a line, see `Line`.

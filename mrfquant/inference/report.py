@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +11,7 @@ from mrfquant.compute import present_team, widest
 from mrfquant.energies import FirstOrderTaylor
 from mrfquant.families import Distribution
 
-if TYPE_CHECKING:
-    from mrfquant.inference.base import Inference  # which imports this file
+Solver = Any  # an Inference, whose file imports this one
 
 
 class Report:
@@ -22,7 +21,7 @@ class Report:
         seen: the labels at the last look, small and on the host, one tensor for each block.
     """
 
-    def __init__(self, solver: Inference) -> None:
+    def __init__(self, solver: Solver) -> None:
         self.solver = solver
         self.seen = self._look()
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from mrfquant.errors import BadInput
 
-if TYPE_CHECKING:
-    from mrfquant.inference.base import Inference  # which imports this file
+Solver = Any  # an Inference, whose file imports this one
 
 
-def solution(solver: Inference) -> dict[str, Any]:
+def solution(solver: Solver) -> dict[str, Any]:
     """Return the solver's state without the optimizer's: enough to round or sample again.
 
     Processes that share the variables all have to ask; the first one gets what one process alone would have, on the
@@ -34,7 +33,7 @@ def solution(solver: Inference) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def load_solution(solver: Inference, saved: dict[str, Any]) -> None:
+def load_solution(solver: Solver, saved: dict[str, Any]) -> None:
     """Stand where a solver of the same kind on the same labelling stood."""
     labelling, own = solver.labelling, solver.processes.own
     whole = [(*x.shape[:-1], b.m) for b, x in zip(labelling.blocks, solver.variables, strict=True)]
@@ -66,5 +65,5 @@ def load_solution(solver: Inference, saved: dict[str, Any]) -> None:
     labelling.mark_clean()
 
 
-def _levels(solver: Inference) -> list[list[float]]:
+def _levels(solver: Solver) -> list[list[float]]:
     return [list(block.levels.values) for block in solver.labelling.blocks]

@@ -16,11 +16,11 @@ from mrfquant.inference import Inference
 from mrfquant.labelling import weights_of
 from mrfquant.rounding.answers import Journal, LayerReport, RoundedWeight
 from mrfquant.rounding.call import ROUNDABLE, plain_call
+from mrfquant.rounding.layer_statistics import LayerStatistics
 from mrfquant.rounding.network import Rounding
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.replay import Forward, Replay
 from mrfquant.rounding.solvers import RoundICM, RoundMeanField
-from mrfquant.rounding.statistics import LayerStatistics
 
 
 @configurable(supplied=["batches", "forward"])

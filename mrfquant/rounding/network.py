@@ -19,10 +19,10 @@ from mrfquant.labelling import LevelSet
 from mrfquant.rounding.answers import Journal, LayerReport, RoundedNetwork, RoundedWeight, fingerprint
 from mrfquant.rounding.bound import lower_bound
 from mrfquant.rounding.by_inference import RoundByInference
+from mrfquant.rounding.layer_statistics import LayerStatistics, RowStatistics
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.replay import Forward, Replay
 from mrfquant.rounding.solvers import LayerSolver, RoundGPTQ, RoundICM, RoundMeanField, RoundNearest, RoundTree
-from mrfquant.rounding.statistics import LayerStatistics, RowStatistics
 from mrfquant.rounding.walk import BatchNorm, Walk
 
 SOLVERS: dict[str, type[LayerSolver]] = {

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from mrfquant.errors import BadInput
 from mrfquant.labelling import LevelSet
 from mrfquant.rounding.answers import Journal, LayerReport, RoundedWeight
+from mrfquant.rounding.layer_statistics import LayerStatistics, NormStatistics
 from mrfquant.rounding.replay import CalibrationStep, Replay
-from mrfquant.rounding.statistics import LayerStatistics, NormStatistics
 from mrfquant.rounding.watch import Use, Watch
 
 BatchNorm = nn.modules.batchnorm._BatchNorm

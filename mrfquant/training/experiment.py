@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import mrfquant.models  # noqa: F401 - registers the networks with gin
-from mrfquant.compute import Team, bounded_network, carry_channels_last, check_memory, synchronise_batch_norm
+from mrfquant.compute import Team, bounded_network, carry_channels_last, synchronise_batch_norm
 from mrfquant.config.settings import Positive, Seed, built, configurable, configured, makes
 from mrfquant.data import STAND_IN, STAND_INS, Dataset
 from mrfquant.errors import BadInput
@@ -106,7 +106,6 @@ class Experiment:
         if self.team.world_size > 1:
             self.model = synchronise_batch_norm(self.model, device)
         self.labelling = configured(Labelling, model=self.model)
-        check_memory(8 * len(self.labelling), device, f"a labelling of {len(self.labelling):,} weights")
         settings: dict[str, Any] = {"start": start, "reach": reach, "form": form, "learn_scale": learn_scale}
         settings |= {"groups": groups, "shard": shard}
         given = {name: value for name, value in settings.items() if value is not None}

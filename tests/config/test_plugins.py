@@ -16,6 +16,7 @@ from torch import nn
 
 from mrfquant.data import Images, Split, dataset
 from mrfquant.energies import FirstOrderTaylor
+from mrfquant.families import Gradient
 from mrfquant.inference import ProximalMeanField
 from mrfquant.models import network
 from mrfquant.mrf import SequentialMeanField
@@ -25,8 +26,8 @@ from mrfquant.config.settings import Positive, configurable
 
 @configurable
 class HalvedTaylor(FirstOrderTaylor):
-    def gradient(self, block, u):
-        return super().gradient(block, u) / 2
+    def gradient(self, p):
+        return Gradient(weights=p.block.g / 2)
 
 
 @configurable(supplied=["labelling", "optimizer"])

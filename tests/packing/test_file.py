@@ -33,8 +33,8 @@ def packed(model, levels=(-1, 1), scale="none", encoding="bits", exclude=(), lea
         if isinstance(module, torch.nn.BatchNorm2d | torch.nn.BatchNorm1d):
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2)
-    labelling = Labelling(model, levels, exclude, scale, learn_scale=learn_scale, group_size=10)
-    solver = ProximalMeanField(labelling, sgd)
+    labelling = Labelling(model, levels, exclude, scale, group_size=10)
+    solver = ProximalMeanField(labelling, sgd, learn_scale=learn_scale)
     if learn_scale:
         sum(p.sin().sum() for p in model.parameters()).backward()
         solver.step()

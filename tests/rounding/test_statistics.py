@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 import mrfquant as mq
+from mrfquant.rounding.layer_statistics import LayerStatistics, RowStatistics
 from mrfquant.rounding.solvers import LayerSolver, RoundGPTQ, RoundNearest
-from mrfquant.rounding.statistics import LayerStatistics, RowStatistics
 
 
 class Spy(LayerSolver):

@@ -135,8 +135,9 @@ def test_the_best_model_is_kept_not_the_last():
 @pytest.mark.parametrize("kept", ["in a folder", "in memory"])
 def test_the_best_model_has_the_scales_of_its_time(kept, tmp_path):
     """Scales that are learned go on after the best iteration, the first one here."""
-    labelling = functools.partial(Labelling, scale="channel", learn_scale=True)
-    trainer, _ = make(*SOLVERS["pmf, 2 levels"], labelling=labelling)
+    solver, levels = SOLVERS["pmf, 2 levels"]
+    learning = functools.partial(solver, learn_scale=True)
+    trainer, _ = make(learning, levels, labelling=functools.partial(Labelling, scale="channel"))
     scales, validation = [], trainer._validation
 
     def worse_and_worse(share, others=True):
