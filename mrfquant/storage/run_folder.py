@@ -57,17 +57,38 @@ class RunFolder:
         self.log = path / "log.txt"
 
     @classmethod
-    def create(cls, path: Path, config: str) -> RunFolder:
-        """Make a new run folder at `path`, which must not hold anything yet."""
-        if path.exists() and not _is_unused(path):
-            raise BadInput(f"{path} is there already: give another --out, or continue it with --resume {path}")
+    @contextmanager
+    def create(cls, path: Path, config: str, again: bool = False) -> Iterator[RunFolder]:
+        """Make a new run folder at `path`, owned within the block; it must not hold anything yet.
+
+        Args:
+            again: whether it may hold a run of the very same `config`, which the block begins again.
+        """
         run = cls(path)
+        run._check_free(config, again)
         try:
-            clean(path)
-            write_text(run.config, config)
+            path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BadInput(f"cannot write to the output folder {path}: {error.strerror}; give another --out") from None
-        return run
+            raise _unwritable(path, error) from None
+        with run.owned():
+            run._check_free(config, again)  # another process may have made it meanwhile
+            try:
+                write_text(run.config, config)
+            except OSError as error:
+                raise _unwritable(path, error) from None
+            yield run
+
+    def _check_free(self, config: str, again: bool) -> None:
+        """Refuse a folder that holds something else than a run of `config` which may begin again."""
+        if not self.path.exists() or _is_unused(self.path):
+            return
+        if not again:
+            told = f"give another --out, or continue it with --resume {self.path}"
+        elif self.config.is_file() and read_text(self.config, "replace") == config:
+            return
+        else:
+            told = "it holds something else than this command makes; give another --out"
+        raise BadInput(f"{self.path} is there already: {told}")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -234,6 +255,10 @@ def changed_settings(before: str, now: str) -> list[str]:
 def _is_unused(path: Path) -> bool:
     """Return whether nothing is in a folder but what is left of a run that was stopped while it was being made."""
     return path.is_dir() and {f for f in path.iterdir() if f.name != ".lock"} <= set(leftovers(path))
+
+
+def _unwritable(path: Path, error: OSError) -> BadInput:
+    return BadInput(f"cannot write to the output folder {path}: {error.strerror}; give another --out")
 
 
 def _damaged(path: Path) -> BadInput:

@@ -94,8 +94,8 @@ def launch(
     with StopRequest() as stop, ExitStack() as held:  # before there is a folder, so that nothing is left unsaid in it
         if not resumed:
             path = Path(team.agree(str(out or new_run_path(Path("runs"), read.name, experiment.seed))))
-            folder = RunFolder.create(path, read.text()) if team.leads else RunFolder(path)
-        if team.leads:
+            folder = held.enter_context(RunFolder.create(path, read.text())) if team.leads else RunFolder(path)
+        elif team.leads:
             held.enter_context(folder.owned())
         if resumed and team.any(folder.summary() is not None, where):  # another process has ended it meanwhile
             return folder
