@@ -42,6 +42,10 @@ class Metric:
         rest = "".join(f"   {m.title} {m.text(figures[m.name])}" for m in others if m.name in figures)
         return f"{'test ' + self.title:<12} {self.text(figures[self.name])}{rest}"
 
+    def of_test(self, summary: Mapping[str, Any]) -> str:
+        """Return the test figure of a finished run: 'test top-1 98.10 %'."""
+        return f"test {self.title} {self.text(summary[f'test_{self.name}'])}"
+
     @property
     def head(self) -> str:
         """The title of a column of its numbers: 'top-1 %'."""
