@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from mrfquant.errors import RunFailed
+from mrfquant.errors import Diverged
 
 if TYPE_CHECKING:
     from mrfquant.inference.base import Inference  # which imports this file
@@ -19,9 +19,10 @@ def check_solver(solver: Inference) -> None:
     solver.labelling.check_not_replaced()
     solver.labelling.check_all_known()
     solver.labelling.labelled.check_not_written()
-    broken = not all(x.isfinite().all() for x in (*solver.variables, solver.labelling.free.w))
+    kept = (*solver.variables, solver.labelling.free.w, solver.labelling.scale)
+    broken = not all(x is None or x.isfinite().all() for x in kept)
     if solver.processes.any(broken):  # or the others would wait for ever
-        raise RunFailed(
+        raise Diverged(
             f"the solver's variables are not numbers any more at step {solver.iteration}: a gradient was infinite or "
             "none; lower the learning rate, or clip gradients"
         )

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from mrfquant import __version__
 from mrfquant.errors import BadInput
-from mrfquant.metric import Metric
+from mrfquant.metric import Metric, is_number
 from mrfquant.storage.checkpoints import Checkpoints, Damaged
 from mrfquant.storage.files import clean, leftovers, read_text, write_json, write_text
 from mrfquant.text import redacted
@@ -27,7 +27,6 @@ from mrfquant.text import redacted
 if TYPE_CHECKING:
     import torch  # reading the folder of a run takes no torch
 
-LARGEST = 1e100  # of figures: beyond every float32, and means and variances of such numbers are finite
 PACKAGES = ("torch", "torchvision", "numpy", "gin-config", "wandb")
 
 
@@ -190,11 +189,6 @@ class RunFolder:
         except (OSError, ValueError, TypeError, LookupError, RecursionError):  # none yet, or damaged: only a note
             sessions = []
         write_json(path, {"sessions": [*sessions, environment(device)]})
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Return whether it is a number to compute with: no bool, finite, not absurdly large."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def read_records(path: Path, warn: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
