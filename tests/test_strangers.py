@@ -198,6 +198,16 @@ def test_an_image_of_another_size_is_refused_before_it_is_decoded(tmp_path, monk
         _decode_one(tmp_path / "x.JPEG")
 
 
+def test_a_gin_file_without_an_end_is_not_read(tmp_path):
+    with open(tmp_path / "config.gin", "wb") as file:
+        file.truncate(2**34)
+    with pytest.raises(BadInput, match=r"config\.gin has more than 4,194,304 bytes"):
+        Config(tmp_path / "config.gin")
+    (tmp_path / "outer.gin").write_text("include 'config.gin'")
+    with pytest.raises(BadInput, match=r"config\.gin has more than 4,194,304 bytes"):
+        Config(tmp_path / "outer.gin")
+
+
 def test_few_words_cannot_ask_for_many_labels(tmp_path):
     n = 8000
     (tmp_path / "x.uai").write_text(f"MARKOV {n} {'65536 ' * n} 0")
