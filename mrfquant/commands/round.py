@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +14,6 @@ from mrfquant.commands.parser import Parser, run_command
 from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mrfquant.rounding import LayerReport, Rounded, Rounding
     from mrfquant.storage.run_folder import RunFolder
     from mrfquant.training.experiment import Experiment
@@ -74,7 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
     source = arguments.run or arguments.weights
     file = RunFolder.open(arguments.run).config if arguments.run else arguments.gin
     config = Config(file, _bindings(arguments), arguments.imports, trusted=not arguments.run)
-    state = _float_weights(arguments.run) if arguments.run else read_weights(arguments.weights)
+    state = read_weights(source)
+    if arguments.run and (RunFolder.open(source).summary() or {}).get("labelled"):
+        raise BadInput(f"{source} is quantized already: give a float run, one whose config sets no Labelling.levels")
     device = choose_device(arguments.device)
     with config.locate_errors():
         experiment = configured(Experiment, device=device, data_root=data_root(arguments.data))
@@ -186,17 +186,6 @@ def _scales(group_size: int | None) -> list[str]:
         return ["Labelling.scale = 'channel'"]
     both = [f"{part}.group_size = {group_size}" for part in ("Labelling", "Rounding")]
     return ["Labelling.scale = 'group'", *both]
-
-
-def _float_weights(run: Path) -> Mapping[str, Tensor]:
-    """Return the state dict of the best model of a finished float run."""
-    from mrfquant.storage.run_folder import RunFolder
-
-    folder = RunFolder.open(run)
-    best, summary = folder.best(), folder.summary() or {}
-    if summary.get("labelled"):
-        raise BadInput(f"{run} is quantized already: give a float run, one whose config sets no Labelling.levels")
-    return best["model"]
 
 
 def main(argv: list[str] | None = None) -> int:

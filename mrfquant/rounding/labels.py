@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from mrfquant.config.settings import configurable
-from mrfquant.errors import BadInput
 from mrfquant.inference import LatentInference
 from mrfquant.inference.base import OptimizerRecipe
 from mrfquant.labelling import Block, Labelling
@@ -24,7 +23,7 @@ class Rounded(LatentInference):
     """
 
     method = "ROUND"
-    relaxed = False
+    relaxed = trains = False
 
     def __init__(
         self, labelling: Labelling, optimizer: OptimizerRecipe, solver: str = "", rounding: Rounding | None = None
@@ -32,14 +31,6 @@ class Rounded(LatentInference):
         super().__init__(labelling, optimizer)
         self.rounding = rounding
         self.method = f"ROUND {rounding.solver.name if rounding else solver}".strip()
-
-    def prepare(self, budget: int, temperature: float = 1.0) -> None:
-        """Refuse to be trained: the labels come from rounding."""
-        raise BadInput(
-            "@Rounded holds the labels that mrfquant round gives to a trained network, and cannot be trained: repeat "
-            "the mrfquant round command with its --out, or set Experiment.inference to a solver that trains",
-            binding="Experiment.inference",
-        )
 
     def update(self, block: Block, x: Tensor) -> None:
         return None

@@ -27,6 +27,7 @@ from mrfquant.text import redacted
 if TYPE_CHECKING:
     import torch  # reading the folder of a run takes no torch
 
+WRITTEN = ("config.gin", "operative.gin", "identity.json", "env.json", "metrics.jsonl", "log.txt", "summary.json")
 PACKAGES = ("torch", "torchvision", "numpy", "gin-config", "wandb")
 
 
@@ -117,6 +118,8 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise Busy(f"another process is at work on {self.path}: wait until it ends, or stop it") from None
+            if links := [name for name in WRITTEN if (self.path / name).is_symlink()]:
+                raise BadInput(f"{self.path / links[0]} is a link, which would be written through: put the file there")
             clean(self.path)
             clean(self.checkpoints.folder)
             yield
@@ -162,7 +165,10 @@ class RunFolder:
         if not isinstance(summary.get("best_iteration"), int):
             raise _damaged(self.path / "summary.json")
         try:
-            return self.checkpoints.best(summary["best_iteration"])
+            best = self.checkpoints.best(summary["best_iteration"])
+            if missing := [part for part in ("model", "solution", "packing") if part not in best]:
+                raise Damaged(f"the best checkpoint of {self.path} is damaged, it lacks {missing[0]}")
+            return best
         except Damaged as error:
             raise BadInput(
                 f"{error}: put back a copy, or delete summary.json and resume the run, which goes on from the last "

@@ -332,7 +332,9 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state saved by a trainer of the same configuration."""
         self.iteration, self.seconds, self.best = state["iteration"], state["seconds"], state["best"]
-        self._losses = [torch.tensor(loss, device=self.device) for loss in state["losses"]]
+        if self.best is not None:
+            self.best[f"val_{self.objective.primary_metric.name}"] += 0.0  # it is there, and a number
+        self._losses = [torch.tensor(float(loss), device=self.device) for loss in state["losses"]]
         self.batches.load_state_dict(state["batches"])
         self.objective.load_state_dict(state["objective"])
         self.inference.load_state_dict(state["inference"])

@@ -110,6 +110,16 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
         assert (run.path / ".lock").read_text() == "not mine to cut"
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "env.json", "identity.json", "log.txt", "operative.gin"])
+def test_a_link_in_a_run_folder_is_not_written_through(name, tmp_path):
+    (tmp_path / "precious").write_text("content")
+    run = made(tmp_path / "run")
+    (run.path / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(BadInput, match="is a link"), run.owned():
+        pass
+    assert (tmp_path / "precious").read_text() == "content"
+
+
 @pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "log.txt", "env.json", "config.gin", ".lock"])
 def test_a_pipe_in_a_run_folder_stops_nothing(tmp_path, name):
     run = made(tmp_path / "run")
