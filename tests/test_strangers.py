@@ -74,6 +74,17 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated(tmp_path, ca
     assert "MRFQUANT_STORAGE" in err
 
 
+@pytest.mark.parametrize("given", ["flag", "environment"])
+def test_a_password_with_a_blank_is_not_repeated(given, tmp_path, capsys, monkeypatch):
+    url = "postgresql://me:hun ter2@db/x"
+    if given == "environment":
+        monkeypatch.setenv("MRFQUANT_STORAGE", url)
+    assert sweep.main([*SWEEP, "--out", str(tmp_path), *(["--storage", url] if given == "flag" else [])]) == 2
+    err = capsys.readouterr().err
+    assert "has a blank" in err
+    assert "ter2" not in err
+
+
 def test_a_password_from_the_environment_shows_nowhere(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MRFQUANT_STORAGE", "nonsense+x://me:hunter2@db/x")
     assert sweep.main([*SWEEP, "--out", str(tmp_path / "sweep")]) == 2
@@ -156,6 +167,10 @@ def test_no_cell_of_a_csv_is_a_formula(tmp_path):
     assert float(row["test_top1"]) == -0.5
     assert "'=1+1" in row
     text.encode()
+    for start in ("\r", "\n", "x\r", "\r\n", "\t", " ", "\x0b", "\u2028"):
+        lines = csv_text([Run(tmp_path, {"method": f"{start}=2+2"}, {}, [], True)]).splitlines()
+        assert len(lines) == 2
+        assert not any(cell.lstrip().startswith("=") for cell in lines[1].split(","))
 
 
 # What is allocated

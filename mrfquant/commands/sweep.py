@@ -268,6 +268,9 @@ def run(arguments: argparse.Namespace) -> int:
     need_extra("sweep", "sweep")
     arguments.space = shipped(arguments.space) or arguments.space
     arguments.out = arguments.out or Path("runs") / f"sweep-{Path(arguments.gin).stem}"
+    given = arguments.storage or os.environ.get("MRFQUANT_STORAGE") or "sqlite"
+    if not given.startswith("sqlite") and len(given.split()) > 1:
+        raise BadInput("the URL of the storage has a blank, it is not repeated for what may be a password: write %20")
     if arguments.storage and redacted(arguments.storage) != arguments.storage:
         raise BadInput(
             f"--storage {redacted(arguments.storage)} has a password, which everybody on this machine could read in "

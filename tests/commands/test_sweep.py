@@ -65,6 +65,13 @@ def test_mistakes_in_a_space_are_told_with_their_line(tmp_path, line, message):
         read_space(space(tmp_path, f"# first line\n{line}\n"))
 
 
+def test_a_space_that_says_a_thing_twice_or_is_endless_is_refused(tmp_path):
+    with pytest.raises(BadInput, match=r"varies A\.x twice"):
+        read_space(space(tmp_path, "A.x = uniform(1, 2)\nA.x = uniform(2, 3)\n"))
+    with pytest.raises(BadInput, match="more than 1,048,576 bytes"):
+        read_space(space(tmp_path, "A.x = uniform(1, 2)\n" + "#" * 2**20 + "\nA.y = uniform(1, 2)\n"))
+
+
 def test_the_papers_cross_validation_is_ready():
     ranges = {d.binding: d.values for d in read_space(CONFIGS / "spaces" / "pmf.space")}
     assert ranges["Geometric.rho"] == (1.01, 1.2)
