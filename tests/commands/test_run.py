@@ -375,6 +375,12 @@ def test_an_edited_config_is_noticed_when_resumed(run, finished, line):
     refused(run("--resume", finished), "config.gin was changed since its last checkpoint", f"{line} (was not set)")
 
 
+@pytest.mark.parametrize("betas", ["''", "(0.9,)"])
+def test_an_optimizer_that_cannot_be_built_is_told(betas, run, tmp_path):
+    outcome = run("--gin", REF, "--smoke", "--set", f"Adam.betas = {betas}", "--out", tmp_path / "run")
+    refused(outcome, "the optimizer Adam cannot be built")
+
+
 def places(state, depth=3):
     """The paths of keys and indices to all that is in a state, down to a depth."""
     for key in (state if isinstance(state, dict) else range(len(state))) if depth else ():
