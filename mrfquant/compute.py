@@ -8,6 +8,7 @@ A step averages one vector of m gradients, whatever the number of labels, and ev
 each process takes that of its part, if they share the variables out (`Experiment.shard`).
 """
 
+import math
 import os
 import re
 import signal
@@ -97,12 +98,15 @@ def _channels_last_images(module: nn.Module, inputs: Any, images: Tensor) -> Ten
 
 
 @contextmanager
-def bounded_network() -> Iterator[None]:
-    """Refuse a network that takes more memory than is free while it is built in the block."""
-    seen = 0
+def bounded_network(most: float = math.inf) -> Iterator[None]:
+    """Refuse a network that takes more memory than is free, or `most` parameters, while it is built in the block."""
+    seen = number = 0
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        nonlocal seen
+        nonlocal seen, number
+        number += 1
+        if number > most:
+            raise BadInput(f"the network has more than {most} parameters")
         if parameter is not None and not parameter.is_meta:
             seen += 3 * parameter.nbytes
             shape = "x".join(map(str, parameter.shape))

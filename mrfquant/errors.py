@@ -29,3 +29,7 @@ class BadSetting(BadInput):
 
 class RunFailed(Exception):
     """The input was fine, the work could not be finished. One sentence for the user; exit status 1."""
+
+
+class Diverged(RunFailed):
+    """Training led nowhere: its settings were no good, and it would end the same way again."""

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeGuard
+
+LARGEST = 1e100  # of figures: beyond every float32, and means and variances of such numbers are finite
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether it is a number to compute with: no bool, finite, not absurdly large."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 @dataclass(frozen=True)
@@ -26,8 +33,10 @@ class Metric:
     digits: int = 4
 
     def better(self, value: float, than: float | None) -> bool:
-        """Return whether a value beats another, or there is none yet."""
-        return than is None or (value > than if self.higher else value < than)
+        """Return whether a value beats another, or there is none yet; what is not a number beats nothing."""
+        if not is_number(value):
+            return False
+        return not is_number(than) or (value > than if self.higher else value < than)
 
     def number(self, value: float) -> str:
         """Return the value without its unit."""
@@ -41,6 +50,10 @@ class Metric:
         """Test figures in a line of a log, this one first: 'test top-1   97.67 %   top-5 100.00 %'."""
         rest = "".join(f"   {m.title} {m.text(figures[m.name])}" for m in others if m.name in figures)
         return f"{'test ' + self.title:<12} {self.text(figures[self.name])}{rest}"
+
+    def of_test(self, summary: Mapping[str, Any]) -> str:
+        """Return the test figure of a finished run: 'test top-1 98.10 %'."""
+        return f"test {self.title} {self.text(summary[f'test_{self.name}'])}"
 
     @property
     def head(self) -> str:

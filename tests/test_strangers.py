@@ -74,6 +74,17 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated(tmp_path, ca
     assert "MRFQUANT_STORAGE" in err
 
 
+@pytest.mark.parametrize("given", ["flag", "environment"])
+def test_a_password_with_a_blank_is_not_repeated(given, tmp_path, capsys, monkeypatch):
+    url = "postgresql://me:hun ter2@db/x"
+    if given == "environment":
+        monkeypatch.setenv("MRFQUANT_STORAGE", url)
+    assert sweep.main([*SWEEP, "--out", str(tmp_path), *(["--storage", url] if given == "flag" else [])]) == 2
+    err = capsys.readouterr().err
+    assert "has a blank" in err
+    assert "ter2" not in err
+
+
 def test_a_password_from_the_environment_shows_nowhere(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MRFQUANT_STORAGE", "nonsense+x://me:hunter2@db/x")
     assert sweep.main([*SWEEP, "--out", str(tmp_path / "sweep")]) == 2
@@ -156,6 +167,10 @@ def test_no_cell_of_a_csv_is_a_formula(tmp_path):
     assert float(row["test_top1"]) == -0.5
     assert "'=1+1" in row
     text.encode()
+    for start in ("\r", "\n", "x\r", "\r\n", "\t", " ", "\x0b", "\u2028"):
+        lines = csv_text([Run(tmp_path, {"method": f"{start}=2+2"}, {}, [], True)]).splitlines()
+        assert len(lines) == 2
+        assert not any(cell.lstrip().startswith("=") for cell in lines[1].split(","))
 
 
 # What is allocated
@@ -196,6 +211,16 @@ def test_an_image_of_another_size_is_refused_before_it_is_decoded(tmp_path, monk
     monkeypatch.setattr(Image.Image, "convert", lambda *a: pytest.fail("decoded"))
     with pytest.raises(BadInput, match="640x64 pixels instead of 64x64"):
         _decode_one(tmp_path / "x.JPEG")
+
+
+def test_a_gin_file_without_an_end_is_not_read(tmp_path):
+    with open(tmp_path / "config.gin", "wb") as file:
+        file.truncate(2**34)
+    with pytest.raises(BadInput, match=r"config\.gin has more than 4,194,304 bytes"):
+        Config(tmp_path / "config.gin")
+    (tmp_path / "outer.gin").write_text("include 'config.gin'")
+    with pytest.raises(BadInput, match=r"config\.gin has more than 4,194,304 bytes"):
+        Config(tmp_path / "outer.gin")
 
 
 def test_few_words_cannot_ask_for_many_labels(tmp_path):

@@ -11,8 +11,12 @@ import shutil
 from contextlib import suppress
 
 import pytest
+import torch
 
+from mrfquant.commands import round
+from mrfquant.commands.run import main as run_main
 from mrfquant.errors import BadInput, RunFailed
+from mrfquant.models import LeNet300
 from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.training.launch import launch
 
@@ -147,3 +151,48 @@ def test_damaged_in_any_file_a_run_goes_on(whole, tmp_path, capsys):
 def test_damaged_in_any_way_a_run_goes_on(damage, whole, tmp_path, capsys):
     for number, name in enumerate(kinds(whole[2])):
         damaged(name, damage, whole, tmp_path / str(number), capsys)
+
+
+@pytest.fixture(scope="module")
+def rounding(tmp_path_factory):
+    """The words of a rounding but for its folder, how it ends, and how many file operations it takes."""
+    folder = tmp_path_factory.mktemp("rounding")
+    torch.manual_seed(0)
+    torch.save(LeNet300((1, 28, 28), 10, width=0.05).state_dict(), folder / "weights.pt")
+    words = ["--weights", str(folder / "weights.pt"), "--gin", "gin/ref_lenet300_digits.gin", "--solver", "icm"]
+    words += ["--set", "LeNet300.width = 0.05", "--set", "Rounding.images = 100", "--out"]
+    with Sabotage(10**9, Killed) as none:
+        assert round.main([*words, str(folder / "whole")]) == 0
+    return words, rounded(folder / "whole"), none.count
+
+
+def rounded(folder):
+    summary = json.loads((folder / "summary.json").read_text())
+    best = Checkpoints(folder / "checkpoints").best(0)["model"]
+    return summary["test_top1"], {name: tensor.tolist() for name, tensor in best.items()}
+
+
+def killed_rounding(at, rounding, out, capsys):
+    """Killed at a file operation, `round` ends the same when it is repeated, and `run` does not take it for a run."""
+    words, expected, _ = rounding
+    with Sabotage(at, Killed) as patched, suppress(Killed):
+        patched.patch.setattr(shutil, "rmtree", lambda path: None)  # a process that is gone removes nothing
+        round.main([*words, str(out)])
+    if (out / "config.gin").exists() and not (out / "summary.json").exists():
+        capsys.readouterr()
+        assert run_main(["--resume", str(out)]) == 2
+        assert "repeat the mrfquant round command with its --out" in capsys.readouterr().err
+    assert round.main([*words, str(out)]) == 0
+    assert rounded(out) == expected, f"differs after a kill at file operation {at}"
+    assert not list(out.rglob("*.tmp"))
+
+
+def test_killed_at_some_file_operations_a_rounding_ends_the_same(rounding, tmp_path, capsys):
+    for at in range(0, rounding[2], 9):
+        killed_rounding(at, rounding, tmp_path / str(at), capsys)
+
+
+@pytest.mark.slow
+def test_killed_at_every_file_operation_a_rounding_ends_the_same(rounding, tmp_path, capsys):
+    for at in range(rounding[2]):
+        killed_rounding(at, rounding, tmp_path / str(at), capsys)

@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
     from tqdm import tqdm
 
+    from mrfquant.storage.checkpoints import fitting
     from mrfquant.storage.files import write_json
     from mrfquant.storage.run_folder import RunFolder
     from mrfquant.training.evaluation import predict
@@ -56,8 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     experiment = _rebuild(folder, arguments)
     best = folder.best()
     inference = experiment.inference
-    experiment.model.load_state_dict(best["model"])  # batch-norm statistics; the weights follow
-    inference.load_solution(best["solution"])
+    with fitting(f"the best model of {folder.path} does not fit its config.gin"):
+        experiment.model.load_state_dict(best["model"])  # batch-norm statistics; the weights follow
+        inference.load_solution(best["solution"])
     if not inference.labelling.blocks:
         raise BadInput(f"{folder.path} is not quantized: there is no distribution over labels to sample from")
 

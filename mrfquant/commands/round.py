@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,6 @@ from mrfquant.commands.parser import Parser, run_command
 from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mrfquant.rounding import LayerReport, Rounded, Rounding
     from mrfquant.storage.run_folder import RunFolder
     from mrfquant.training.experiment import Experiment
@@ -28,7 +27,8 @@ def parser() -> Parser:
         random field that each layer is: nearest; gptq, greedy with error feedback; icm, from gptq's answers;
         mean_field, annealed; tree, which goes on from both with moves along the strongest couplings. A layer's
         energy is half the mean squared distance of its outputs from those of the float network. Biases stay as they
-        are. In Python, mq.round_network does the same to any network.""",
+        are. Killed, the same command begins again in its --out. In Python, mq.round_network does the same to any
+        network.""",
         [
             "--run runs/ref_lenet300_mnist-seed0-20260101-120000 --bits 2",
             "--run RUN --bits 1 --solver mean_field --set 'RoundMeanField.sweeps = 400'",
@@ -59,11 +59,11 @@ def parser() -> Parser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the float network, round it, test it, write a run folder."""
-    import mrfquant.rounding  # noqa: F401 - registers what the configuration names
     from mrfquant.compute import choose_device
     from mrfquant.config.gin_files import Config
     from mrfquant.config.settings import configured
     from mrfquant.data import data_root
+    from mrfquant.rounding.answers import fingerprint  # and registers what the configuration names
     from mrfquant.storage.run_folder import RunFolder, new_run_path
     from mrfquant.storage.weights import load_weights, read_weights
     from mrfquant.training import Console
@@ -72,26 +72,30 @@ def run(arguments: argparse.Namespace) -> int:
     source = arguments.run or arguments.weights
     file = RunFolder.open(arguments.run).config if arguments.run else arguments.gin
     config = Config(file, _bindings(arguments), arguments.imports, trusted=not arguments.run)
-    state = _float_weights(arguments.run) if arguments.run else read_weights(arguments.weights)
+    state = read_weights(source)
+    if arguments.run and (RunFolder.open(source).summary() or {}).get("labelled"):
+        raise BadInput(f"{source} is quantized already: give a float run, one whose config sets no Labelling.levels")
     device = choose_device(arguments.device)
     with config.locate_errors():
         experiment = configured(Experiment, device=device, data_root=data_root(arguments.data))
         config.check_all_used(in_files=False)  # what trains a network is not asked for
     load_weights(experiment.model, state, source)
     name = f"round_{_solver(experiment)[1].solver.name}_{source.stem}"
-    folder = RunFolder.create(arguments.out or new_run_path(Path("runs"), name, experiment.seed), config.text())
-    folder.write_environment(device)
-    folder.write_operative(config.operative())
-    folder.write_identity({**experiment.identity(), "iterations": 0})
-    console = Console(folder.log)
-    try:
-        with folder.owned():
-            folder.write_summary(_round(experiment, folder, console.say))
-    except BaseException:  # there is nothing in it to go on from
-        shutil.rmtree(folder.path)
-        raise
-    finally:
-        console.close()
+    path = arguments.out or new_run_path(Path("runs"), name, experiment.seed)
+    asked = f"{config.text()}\n# of a network with the digest {fingerprint(experiment.model, (), '')}\n"
+    with RunFolder.create(path, asked, again=True) as folder:
+        if (summary := folder.summary()) is not None:
+            print(f"{path} is finished: {experiment.objective.primary_metric.of_test(summary)}")
+            return 0
+        try:
+            folder.write_environment(device)
+            folder.write_operative(config.operative())
+            folder.write_identity({**experiment.identity(), "iterations": 0})
+            with closing(Console(folder.log)) as console:
+                folder.write_summary(_round(experiment, folder, console.say))
+        except BaseException:  # there is nothing in it to go on from
+            shutil.rmtree(folder.path)
+            raise
     return 0
 
 
@@ -182,17 +186,6 @@ def _scales(group_size: int | None) -> list[str]:
         return ["Labelling.scale = 'channel'"]
     both = [f"{part}.group_size = {group_size}" for part in ("Labelling", "Rounding")]
     return ["Labelling.scale = 'group'", *both]
-
-
-def _float_weights(run: Path) -> Mapping[str, Tensor]:
-    """Return the state dict of the best model of a finished float run."""
-    from mrfquant.storage.run_folder import RunFolder
-
-    folder = RunFolder.open(run)
-    best, summary = folder.best(), folder.summary() or {}
-    if summary.get("labelled"):
-        raise BadInput(f"{run} is quantized already: give a float run, one whose config sets no Labelling.levels")
-    return best["model"]
 
 
 def main(argv: list[str] | None = None) -> int:

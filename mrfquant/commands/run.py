@@ -76,9 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
                 **options,
             )
         elif summary := RunFolder.open(arguments.resume).summary():
-            metric = Metric.of(summary)
-            figure = metric.text(summary[f"test_{metric.name}"])
-            print(f"{arguments.resume} is finished: test {metric.title} {figure}")
+            print(f"{arguments.resume} is finished: {Metric.of(summary).of_test(summary)}")
         else:
             launch(None, out=arguments.resume, resume=True, **options)
     except Interrupted as stopped:

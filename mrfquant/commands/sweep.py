@@ -16,7 +16,7 @@ from mrfquant.commands.parser import Parser, entry_point, run_command
 from mrfquant.config.extras import need_extra
 from mrfquant.config.gin_files import Config, shipped
 from mrfquant.config.search_space import Dimension, read_space
-from mrfquant.errors import BadInput, RunFailed
+from mrfquant.errors import BadInput, Diverged, RunFailed
 from mrfquant.metric import Metric
 from mrfquant.storage.files import write_text
 from mrfquant.text import redacted
@@ -138,7 +138,7 @@ def run_trial(trial: Any, space: Sequence[Dimension], arguments: argparse.Namesp
             wandb=arguments.wandb,
             collectors=[Report()],
         )
-    except RunFailed:  # the settings were no good, as when the loss becomes infinite
+    except Diverged:  # the settings were no good; whatever else fails, as a full disk, says nothing about them
         raise optuna.TrialPruned from None
     except Interrupted:
         raise KeyboardInterrupt from None  # the run was asked to stop, and so is the sweep
@@ -181,10 +181,12 @@ def work(arguments: argparse.Namespace) -> int:
 
         try:
             study.optimize(objective, n_trials=1)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, RunFailed, OSError) as error:  # no fault of the settings: they come again
             retry = optuna.storages.RetryHeartbeatStaleTrialCallback()
             for number in mine:
                 retry(study, study.get_trials(deepcopy=False)[number])
+            if not isinstance(error, KeyboardInterrupt):
+                raise
             return 130
     return 0
 
@@ -266,6 +268,9 @@ def run(arguments: argparse.Namespace) -> int:
     need_extra("sweep", "sweep")
     arguments.space = shipped(arguments.space) or arguments.space
     arguments.out = arguments.out or Path("runs") / f"sweep-{Path(arguments.gin).stem}"
+    given = arguments.storage or os.environ.get("MRFQUANT_STORAGE") or "sqlite"
+    if not given.startswith("sqlite") and len(given.split()) > 1:
+        raise BadInput("the URL of the storage has a blank, it is not repeated for what may be a password: write %20")
     if arguments.storage and redacted(arguments.storage) != arguments.storage:
         raise BadInput(
             f"--storage {redacted(arguments.storage)} has a password, which everybody on this machine could read in "
@@ -273,7 +278,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
     own = f"sqlite:///{arguments.out / 'study.db'}"
     arguments.storage = arguments.storage or os.environ.get("MRFQUANT_STORAGE") or own
-    return lead(arguments)
+    from optuna.exceptions import StorageInternalError
+
+    try:
+        return lead(arguments)
+    except StorageInternalError as error:  # a full disk, a database that is gone
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise RunFailed(redacted(f"cannot write to the storage {arguments.storage}: {reason}")) from None
 
 
 main = entry_point(parser, run)

@@ -16,7 +16,7 @@ from typing import Any
 
 from mrfquant.errors import BadInput
 
-MOST = 2**20  # characters of a file
+MOST = 2**20  # bytes of a file
 KINDS = ("uniform", "loguniform", "integer", "choice")
 
 
@@ -42,13 +42,18 @@ def read_space(path: Path) -> list[Dimension]:
         raise BadInput(f"there is no space file {path}: write one, as gin/spaces/pmf.space is written")
     dimensions = []
     try:
+        if path.stat().st_size > MOST:
+            raise BadInput(f"the space file {path} has more than {MOST:,} bytes: keep the lines that vary something")
         with open(path, encoding="utf-8") as file:
-            lines = file.read(MOST + 1).splitlines()
+            lines = file.read(MOST).splitlines()
     except (OSError, UnicodeDecodeError):
         raise BadInput(f"the space file {path} cannot be read as text") from None
     for number, line in enumerate(lines, start=1):
         if line.split("#")[0].strip():
             dimensions.append(_dimension(line, f"{path}:{number}"))
+    names = [dimension.binding for dimension in dimensions]
+    if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+        raise BadInput(f"{path} varies {twice[0]} twice: keep one of the lines")
     if not dimensions:
         raise BadInput(f"{path} varies nothing: add lines such as Adam.lr = loguniform(1e-4, 1e-2)")
     return dimensions

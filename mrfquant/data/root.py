@@ -23,7 +23,13 @@ REPAIR = "delete it so that it is downloaded again, or put the right file there"
 
 def data_root(given: str | Path | None = None) -> Path:
     """Return the folder of the data sets: `given`, else the variable MRFQUANT_DATA, else ~/.cache/mrfquant/data."""
-    return Path(given or os.environ.get("MRFQUANT_DATA") or "~/.cache/mrfquant/data").expanduser()
+    path = Path(given or os.environ.get("MRFQUANT_DATA") or "~/.cache/mrfquant/data")
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise BadInput(
+            f"the data root {path} is in a home folder that is not known: give another one by --data"
+        ) from None
 
 
 @dataclass(frozen=True)

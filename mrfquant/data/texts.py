@@ -6,11 +6,13 @@ alice.txt.gz holds "Alice's Adventures in Wonderland" by Lewis Carroll, 1865, wh
 import gzip
 from pathlib import Path
 
+from mrfquant.compute import free_memory
 from mrfquant.config.settings import Count
-from mrfquant.data.base import dataset
+from mrfquant.data.base import CPU, dataset
 from mrfquant.data.root import Download, fetch, read_checked
 from mrfquant.data.tokens import Tokens, characters, octets
 from mrfquant.errors import BadInput
+from mrfquant.storage.files import read_bytes
 
 ALICE = Path(__file__).with_name("alice.txt.gz")
 SHAKESPEARE = "tinyshakespeare.txt"
@@ -44,7 +46,7 @@ def text_file(root: Path, file: str, context: Count = 128) -> Tokens:
     """The characters of a UTF-8 file, given by its path or by its name under the data root."""
     path = _found(root, file)
     try:
-        return characters(path.stem, path.read_text(encoding="utf-8"), context)
+        return characters(path.stem, _read(path).decode().replace("\r\n", "\n").replace("\r", "\n"), context)
     except UnicodeDecodeError:
         raise BadInput(f"{path} is no UTF-8 text: read it as bytes, with @byte_file", "text_file.file") from None
 
@@ -53,7 +55,7 @@ def text_file(root: Path, file: str, context: Count = 128) -> Tokens:
 def byte_file(root: Path, file: str, context: Count = 128) -> Tokens:
     """The bytes of any file, given by its path or by its name under the data root."""
     path = _found(root, file)
-    return octets(path.stem, path.read_bytes(), context)
+    return octets(path.stem, _read(path), context)
 
 
 def _found(root: Path, file: str) -> Path:
@@ -61,6 +63,14 @@ def _found(root: Path, file: str) -> Path:
     if found is None:
         raise BadInput(f"there is no file {file}, here or in {root}: give its path")
     return found
+
+
+def _read(path: Path) -> bytes:
+    """Return the bytes of a text that fits into the memory that is free, as it is and as numbers."""
+    try:
+        return read_bytes(path, free_memory(CPU) // 16)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read ({error.strerror}): give another file, or a part of it") from None
 
 
 def _alice() -> str:

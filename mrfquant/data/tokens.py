@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -122,13 +123,14 @@ def characters(
     numbers = {character: number for number, character in enumerate(known)}
     if missing := sorted(set(text) - set(known)):
         raise BadInput(f"data set {name}: the text has {missing[0]!r}, which is not in the vocabulary")
-    tokens = torch.tensor([numbers[character] for character in text], dtype=torch.int16)
+    kind = torch.int16 if len(known) < 2**15 else torch.int32
+    tokens = torch.tensor([numbers[character] for character in text], dtype=kind)
     return _parts(name, tokens, known, context, **kwargs)
 
 
 def octets(name: str, data: bytes, context: int = 128) -> Tokens:
     """Return the data set of a file's bytes, in the parts of `characters`; any file will do, and any text fits."""
-    tokens = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    tokens = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
     return _parts(name, tokens, tuple(bytes([b]).decode("latin-1") for b in range(256)), context)
 
 

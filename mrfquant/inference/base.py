@@ -60,6 +60,7 @@ class Inference(Answers, SolverOptimizer):
     method: str  # the name in results
     needs_levels = True
     relaxed = True  # whether the network computes with other weights than the rounded ones while training
+    trains = True  # whether a run may train with it; if not, the labels come from elsewhere
     samples = False  # whether it computes with weights that are drawn, not with their expectation
     by_weight = False  # whether `update`, `write` and `labels` treat each weight by itself; see `shard`
 

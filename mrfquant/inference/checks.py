@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from mrfquant.errors import RunFailed
+from mrfquant.errors import Diverged
 
 Solver = Any  # an Inference, whose file imports this one
 
@@ -18,9 +18,10 @@ def check_solver(solver: Solver) -> None:
     solver.labelling.check_not_replaced()
     solver.labelling.check_all_known()
     solver.labelling.labelled.check_not_written()
-    broken = not all(x.isfinite().all() for x in (*solver.variables, solver.labelling.free.w))
+    kept = (*solver.variables, solver.labelling.free.w, solver.labelling.scale)
+    broken = not all(x is None or x.isfinite().all() for x in kept)
     if solver.processes.any(broken):  # or the others would wait for ever
-        raise RunFailed(
+        raise Diverged(
             f"the solver's variables are not numbers any more at step {solver.iteration}: a gradient was infinite or "
             "none; lower the learning rate, or clip gradients"
         )

@@ -238,7 +238,7 @@ def _built(recipe: OptimizerRecipe, tensors: list[Any]) -> torch.optim.Optimizer
         made = recipe(tensors)
     except BadInput:
         raise
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, LookupError) as error:
         message = str(error).split("\n")[0]
         raise BadInput(f"the optimizer {name} cannot be built: {message}", binding=name) from None
     return built("Experiment.optimizer", made, torch.optim.Optimizer, "an optimizer, as @Adam")

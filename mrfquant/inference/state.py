@@ -45,7 +45,7 @@ def load_solution(solver: Solver, saved: dict[str, Any]) -> None:
         raise BadInput(
             "the saved state does not fit: it is of another network, other levels or groups, or another kind of solver"
         )
-    solver.iteration = saved["iteration"]
+    solver.iteration = int(saved["iteration"])
     solver.budget = solver.budget or saved["budget"]
     for block, x, variables in zip(labelling.blocks, solver.variables, saved["variables"], strict=True):
         x.copy_(own(block, variables))

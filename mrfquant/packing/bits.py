@@ -17,6 +17,7 @@ from mrfquant.errors import BadInput
 Encoding = Literal["bits", "base3"]
 MOST = 2**16  # levels
 TRITS = 5  # in a byte: 3^5 = 243
+MOST_ROOM, MOST_FACTOR = 2**26, 100  # bytes that compressed labels may take, and those for each byte of their file
 
 
 def label_bits(d: int) -> int:
@@ -73,8 +74,10 @@ def deflated(data: Tensor) -> Tensor:
     return torch.frombuffer(bytearray(zlib.compress(data.numpy().tobytes(), 9)), dtype=torch.uint8)
 
 
-def inflated(data: Tensor, size: int) -> Tensor:
-    """Return the `size` bytes that were deflated; no more memory is taken than for these."""
+def inflated(data: Tensor, size: int, room: int = MOST_ROOM) -> Tensor:
+    """Return the `size` bytes that were deflated, at most `room`; no more memory is taken than for these, twice."""
+    if size > room:
+        raise BadInput(f"compressed labels would take {size:,} bytes, {room:,} at most are read: pack it uncompressed")
     if data.dtype != torch.uint8 or data.dim() != 1:
         raise BadInput(f"compressed labels are {tuple(data.shape)} {data.dtype}, expected a row of bytes")
     reader = zlib.decompressobj()

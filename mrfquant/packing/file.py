@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
-from mrfquant.packing.bits import MOST, inflated, packed_size
+from mrfquant.packing.bits import MOST, MOST_FACTOR, MOST_ROOM, inflated, packed_size
 from mrfquant.packing.parameter import PackedParameter
 from mrfquant.storage.files import atomic
 from mrfquant.text import printable
@@ -89,11 +89,18 @@ class PackedNetwork:
         tensors |= {name + SCALE: p.scale for name, p in parameters.items() if p.scale is not None}
         tensors |= {name + ZERO: p.zero for name, p in parameters.items() if p.zero is not None}
         tensors = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}  # no two share memory
+        if sum(len(p.data) for p in parameters.values()) > _room(tensors):
+            raise BadInput("the labels are nearly all alike: a file with them compressed would not be read again")
         metadata["sha256"] = _checksum(metadata, tensors)
         data = save(tensors, metadata)
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length]) | {"__metadata__": metadata}  # which safetensors writes in any order
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
         with atomic(path) as file:
-            file.write(data)
-        return len(data)
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(memoryview(data)[8 + length :])
+        return len(data) - length + len(text)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> PackedNetwork:
@@ -111,10 +118,11 @@ class PackedNetwork:
         name, arguments = json.loads(metadata["network"])
         input_info, origin = json.loads(metadata["input_info"]), json.loads(metadata["origin"])
         parameters: dict[str, PackedParameter] = {}
-        left = dict(tensors)
+        left, room = dict(tensors), _room(tensors)
         for levels, encoding, shapes, *group_size in json.loads(metadata["blocks"]):
             for parameter, shape in shapes.items():
-                parameters[parameter] = _parameter(parameter, levels, encoding, shape, group_size, left)
+                parameters[parameter] = _parameter(parameter, levels, encoding, shape, group_size, left, room)
+                room -= len(parameters[parameter].data)
         for alias, tied in json.loads(metadata.get("tied", "{}")).items():
             if alias in parameters or alias in left or (tied not in parameters and tied not in left):
                 raise BadInput(f"{alias} is said to be the same as {str(tied)[:60]}, which cannot be")
@@ -131,6 +139,11 @@ class PackedNetwork:
         if len(mean) != len(std) or not all(0 < s < math.inf for s in std):
             raise ValueError
         return cls(name, arguments, input_info, parameters, left, origin)
+
+
+def _room(tensors: dict[str, Tensor]) -> int:
+    """Return how many bytes the labels of a file may take, compressed or not, given what is stored."""
+    return MOST_ROOM + MOST_FACTOR * sum(t.nbytes for t in tensors.values())
 
 
 def packed_network(model: nn.Module) -> PackedNetwork:
@@ -150,9 +163,9 @@ def _blocks(parameters: dict[str, PackedParameter], after: str) -> list[list[Any
 
 
 def _parameter(
-    name: str, levels: Any, encoding: Any, shape: Any, group_size: list[Any], tensors: dict[str, Tensor]
+    name: str, levels: Any, encoding: Any, shape: Any, group_size: list[Any], tensors: dict[str, Tensor], room: int
 ) -> PackedParameter:
-    """One packed parameter, taken out of the tensors."""
+    """One packed parameter, taken out of the tensors; its labels may take as many bytes as there is `room` for."""
     numbers = [float(level) for level in levels]
     if not 2 <= len(numbers) <= MOST or not all(map(math.isfinite, numbers)) or numbers != sorted(set(numbers)):
         raise BadInput(f"{name} has levels that are not finite, different and increasing")
@@ -170,7 +183,7 @@ def _parameter(
         raise BadInput(f"{name} is announced and not there")
     data, scale, zero = tensors.pop(name), tensors.pop(name + SCALE, None), tensors.pop(name + ZERO, None)
     if compressed:
-        data = inflated(data, packed_size(math.prod(shape), len(numbers), encoding))
+        data = inflated(data, packed_size(math.prod(shape), len(numbers), encoding), room)
     for what, part in (("scale", scale), ("zero point", zero)):
         if part is not None and (part.dtype != torch.float32 or not part.isfinite().all()):
             raise BadInput(f"the {what} of {name} is not finite float32")

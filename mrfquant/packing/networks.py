@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from mrfquant.compute import bounded_network
 from mrfquant.config.extras import need_extra
 from mrfquant.config.plugins import import_installed_plugins
 from mrfquant.errors import BadInput
@@ -205,7 +206,7 @@ def _build(network: PackedNetwork, path: str | os.PathLike[str]) -> nn.Module:
     defaults = {p.name: p.default for p in inspect.signature(build).parameters.values() if p.default is not p.empty}
     given = {key: tuple(v) if isinstance(v, list) else v for key, v in network.arguments.items()}
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), bounded_network(100 + 4 * (len(network.parameters) + len(network.floats))):
             return build(**defaults | given)
     except (BadInput, TypeError, ValueError, RuntimeError, ArithmeticError, LookupError):
         raise BadInput(f"{path}: a {network.name} cannot be built from the arguments in the file") from None

@@ -24,14 +24,30 @@ def dataset_of(network: PackedNetwork, path: str | os.PathLike[str], root: str |
     name = chosen.pop("loader", None)
     if not isinstance(name, str) or name not in DATASETS:
         raise BadInput(f"{path} is for the data set {name!r}, known are {', '.join(DATASETS)}")
+    folder = data_root(root)
+    if "file" in chosen:
+        chosen["file"] = str(_in_folder(folder, str(chosen["file"]), path))
     standing_in = network.origin.get("stand_in") and name in STAND_INS
     try:
-        dataset = DATASETS[name](STAND_IN if standing_in else data_root(root), **chosen)
+        dataset = DATASETS[name](STAND_IN if standing_in else folder, **chosen)
+    except BadInput as error:
+        raise BadInput(str(error).split("\n")[0]) from None  # without what gin adds
     except TypeError:
         raise BadInput(f"{path} gives settings that the data set {name} does not have") from None
     if tuple(network.arguments.get("shape", dataset.shape)) != dataset.shape:
         raise BadInput(f"{path} is for inputs of another shape than those of {name}")
     return dataset
+
+
+def _in_folder(folder: Path, file: str, path: str | os.PathLike[str]) -> Path:
+    """Return the path of data that a packed file names; only what lies in the data root is opened for it."""
+    found = (folder / file).resolve()
+    if not found.is_relative_to(folder.resolve()) or not found.is_file():
+        raise BadInput(
+            f"{path} asks for the data in {file}, which is not in the data root {folder}: if you trust it, allow it "
+            "with --data and the folder of that file"
+        )
+    return found
 
 
 def objective_of(network: PackedNetwork, path: str | os.PathLike[str]) -> Objective:

@@ -16,6 +16,7 @@ from mrfquant.objectives import CrossEntropy, Objective
 from mrfquant.packing.bits import Encoding
 from mrfquant.packing.file import PackedNetwork
 from mrfquant.packing.networks import architecture, labels_of, pack_state
+from mrfquant.storage.checkpoints import fitting
 from mrfquant.storage.run_folder import RunFolder
 from mrfquant.text import printable
 
@@ -33,12 +34,14 @@ def pack(run: RunFolder | str | os.PathLike[str], encoding: Encoding = "bits") -
     folder = run if isinstance(run, RunFolder) else RunFolder.open(Path(run))
     best, summary = folder.best(), folder.summary() or {}
     record = best["packing"]
-    if not record["labels"]:
+    if not record.get("labels"):
         raise BadInput(f"{folder.path} is not quantized: there are no labels to pack; train it with levels, as [-1, 1]")
-    network = pack_state(record["network"], record["labels"], best["model"], encoding)
-    network.input_info = record["input_info"]
-    metric, origin = Metric.of(summary).name, dict(record["origin"])
-    network.origin = {key: origin.pop(key) for key in ("method", "dataset", "seed")}
+    with fitting(f"the best model of {folder.path} cannot be packed"):
+        network = pack_state(record["network"], record["labels"], best["model"], encoding)
+        network.input_info = record["input_info"]
+        metric, origin = Metric.of(summary).name, dict(record["origin"])
+        network.origin = {key: origin.pop(key) for key in ("method", "dataset", "seed")}
+        json.dumps([network.name, network.arguments, network.input_info, record["origin"]])  # as the file will hold it
     network.origin |= {"run": folder.path.resolve().name, metric: round(summary[f"test_{metric}"], 4), **origin}
     return network
 

@@ -31,7 +31,11 @@ class RuntimeNetwork(nn.Module):
         options.log_severity_level = 3  # errors only
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self.session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        try:
+            self.session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the runtime has a dozen classes of its own, without one above them
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:100]
+            raise BadInput(f"ONNX Runtime cannot read this ONNX file ({reason}): write it again") from None
         self.names = [value.name for value in self.session.get_inputs()]
 
     def forward(self, *inputs: Tensor, **keywords: Tensor) -> Tensor | tuple[Tensor, ...]:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mrfquant.errors import BadInput
-from mrfquant.metric import Metric
+from mrfquant.metric import Metric, is_number
 from mrfquant.reports.runs import Run, Warn
-from mrfquant.storage.run_folder import is_number
 from mrfquant.text import printable
 
 DEFAULT_BY = ("method", "model", "dataset", "bits")

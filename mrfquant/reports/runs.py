@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mrfquant.errors import BadInput
-from mrfquant.storage.run_folder import RunFolder, is_number
+from mrfquant.metric import is_number
+from mrfquant.storage.run_folder import RunFolder
 from mrfquant.text import printable
 
 Warn = Callable[[str], None]

@@ -136,7 +136,8 @@ def _blocks(rows: Sequence[Sequence[str]], width: int, longest: int = 32) -> str
 def _cell(text: str) -> str:
     """Return text for a cell that no spreadsheet takes for a formula; numbers stay as they are."""
     text = text.encode(errors="replace").decode()  # half a character has no encoding
-    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
+    text = " ".join(text.splitlines())  # a line that ends in a cell would begin a row, with a formula
+    if not text.lstrip().startswith(("=", "+", "-", "@")):
         return text
     try:
         float(text)

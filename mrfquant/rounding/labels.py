@@ -23,7 +23,7 @@ class Rounded(LatentInference):
     """
 
     method = "ROUND"
-    relaxed = False
+    relaxed = trains = False
 
     def __init__(
         self, labelling: Labelling, optimizer: OptimizerRecipe, solver: str = "", rounding: Rounding | None = None

@@ -11,7 +11,8 @@ import os
 import pickle
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 Say = Callable[[str], None]
 ASIDE = ".damaged"  # after the name of a file that is set aside
+PARTS: dict[str, tuple[Any, str]] = {  # of a state, where it has them
+    "iteration": (int, "whole number"),
+    "best_iteration": (int | None, "whole number"),
+    "seconds": (int | float, "number"),
+    "config": (str | None, "text"),
+    "best": (dict | None, "dict"),
+    "losses": (list, "list"),
+} | dict.fromkeys(("batches", "objective", "inference", "model", "solution", "packing"), (dict, "dict"))
 
 
 class Damaged(BadInput):
@@ -70,7 +79,7 @@ class Checkpoints:
             state = self._whole("step", iteration, warn)
             if state is None:
                 continue
-            best = state["best_iteration"]
+            best = state.get("best_iteration")
             self._named[iteration] = best
             if best is None or self._whole("best", best, warn) is not None:
                 return state
@@ -112,7 +121,7 @@ class Checkpoints:
 
     def _best_named(self, step: int) -> int | None:
         """Return the best that a step names; its file is read only if another process wrote it."""
-        return self._named[step] if step in self._named else _load(self._path("step", step))["best_iteration"]
+        return self._named[step] if step in self._named else _load(self._path("step", step)).get("best_iteration")
 
     def _path(self, kind: str, iteration: int) -> Path:
         return self.folder / f"{kind}-{iteration:08d}.pt"
@@ -176,6 +185,30 @@ def _set_aside(path: Path) -> Path:
     return aside
 
 
+@contextmanager
+def fitting(what: str) -> Iterator[None]:
+    """Say `what` is wrong, and why, where a state that is used in the block lacks parts or has others than expected."""
+    try:
+        yield
+    except OSError:
+        raise
+    except (ValueError, RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        if isinstance(error, BadInput) and str(error).startswith(what):
+            raise
+        reason = (str(error) or type(error).__name__).split("\n")[0].rstrip(": ")
+        raise BadInput(f"{what}: {f'it lacks {reason}' if isinstance(error, KeyError) else reason}") from None
+
+
+def _check_types(path: Path, state: State) -> None:
+    """Refuse a state one of whose parts is of another type than was written."""
+    for name, (kind, expected) in PARTS.items():
+        if name in state and (not isinstance(state[name], kind) or isinstance(state[name], bool)):
+            raise Damaged(f"the checkpoint {path} is damaged, its {name} is no {expected}")
+    best = state.get("best")
+    if best is not None and best.get("iteration") != state.get("best_iteration"):
+        raise Damaged(f"the checkpoint {path} is damaged, it names two best iterations")
+
+
 def check_archive(path: Path) -> None:
     """Refuse an archive of torch's that is not as it was written; its own reader does not compare the checksums."""
     try:
@@ -203,7 +236,6 @@ def _load(path: Path, map_location: torch.device | str = "cpu") -> State:
         state = torch.load(path, map_location, weights_only=True)
         if not isinstance(state, dict):
             raise TypeError("it is no dict")
-        return state
     except Damaged as error:
         raise Damaged(f"the checkpoint {error}") from None
     except FileNotFoundError:
@@ -211,3 +243,5 @@ def _load(path: Path, map_location: torch.device | str = "cpu") -> State:
     except Exception as error:  # the file is whole: no permission, too little memory, of another version
         reason = error.strerror if isinstance(error, OSError) else _unknown(error)
         raise BadInput(f"the checkpoint {path} is whole and cannot be loaded: {reason}; it is left as it is") from None
+    _check_types(path, state)
+    return state

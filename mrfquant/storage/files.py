@@ -65,10 +65,9 @@ def read_bytes(path: str | os.PathLike[str], most: int = MOST_TEXT) -> bytes:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
-    return data
+        if status.st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+        return file.read(status.st_size)  # no more: some of the system's own files never end
 
 
 def read_text(path: str | os.PathLike[str], errors: str = "strict") -> str:

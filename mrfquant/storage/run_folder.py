@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from mrfquant import __version__
 from mrfquant.errors import BadInput
-from mrfquant.metric import Metric
+from mrfquant.metric import Metric, is_number
 from mrfquant.storage.checkpoints import Checkpoints, Damaged
 from mrfquant.storage.files import clean, leftovers, read_text, write_json, write_text
 from mrfquant.text import redacted
@@ -27,7 +27,7 @@ from mrfquant.text import redacted
 if TYPE_CHECKING:
     import torch  # reading the folder of a run takes no torch
 
-LARGEST = 1e100  # of figures: beyond every float32, and means and variances of such numbers are finite
+WRITTEN = ("config.gin", "operative.gin", "identity.json", "env.json", "metrics.jsonl", "log.txt", "summary.json")
 PACKAGES = ("torch", "torchvision", "numpy", "gin-config", "wandb")
 
 
@@ -57,17 +57,38 @@ class RunFolder:
         self.log = path / "log.txt"
 
     @classmethod
-    def create(cls, path: Path, config: str) -> RunFolder:
-        """Make a new run folder at `path`, which must not hold anything yet."""
-        if path.exists() and not _is_unused(path):
-            raise BadInput(f"{path} is there already: give another --out, or continue it with --resume {path}")
+    @contextmanager
+    def create(cls, path: Path, config: str, again: bool = False) -> Iterator[RunFolder]:
+        """Make a new run folder at `path`, owned within the block; it must not hold anything yet.
+
+        Args:
+            again: whether it may hold a run of the very same `config`, which the block begins again.
+        """
         run = cls(path)
+        run._check_free(config, again)
         try:
-            clean(path)
-            write_text(run.config, config)
+            path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BadInput(f"cannot write to the output folder {path}: {error.strerror}; give another --out") from None
-        return run
+            raise _unwritable(path, error) from None
+        with run.owned():
+            run._check_free(config, again)  # another process may have made it meanwhile
+            try:
+                write_text(run.config, config)
+            except OSError as error:
+                raise _unwritable(path, error) from None
+            yield run
+
+    def _check_free(self, config: str, again: bool) -> None:
+        """Refuse a folder that holds something else than a run of `config` which may begin again."""
+        if not self.path.exists() or _is_unused(self.path):
+            return
+        if not again:
+            told = f"give another --out, or continue it with --resume {self.path}"
+        elif self.config.is_file() and read_text(self.config, "replace") == config:
+            return
+        else:
+            told = "it holds something else than this command makes; give another --out"
+        raise BadInput(f"{self.path} is there already: {told}")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -97,6 +118,8 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise Busy(f"another process is at work on {self.path}: wait until it ends, or stop it") from None
+            if links := [name for name in WRITTEN if (self.path / name).is_symlink()]:
+                raise BadInput(f"{self.path / links[0]} is a link, which would be written through: put the file there")
             clean(self.path)
             clean(self.checkpoints.folder)
             yield
@@ -142,7 +165,10 @@ class RunFolder:
         if not isinstance(summary.get("best_iteration"), int):
             raise _damaged(self.path / "summary.json")
         try:
-            return self.checkpoints.best(summary["best_iteration"])
+            best = self.checkpoints.best(summary["best_iteration"])
+            if missing := [part for part in ("model", "solution", "packing") if part not in best]:
+                raise Damaged(f"the best checkpoint of {self.path} is damaged, it lacks {missing[0]}")
+            return best
         except Damaged as error:
             raise BadInput(
                 f"{error}: put back a copy, or delete summary.json and resume the run, which goes on from the last "
@@ -169,11 +195,6 @@ class RunFolder:
         except (OSError, ValueError, TypeError, LookupError, RecursionError):  # none yet, or damaged: only a note
             sessions = []
         write_json(path, {"sessions": [*sessions, environment(device)]})
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Return whether it is a number to compute with: no bool, finite, not absurdly large."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def read_records(path: Path, warn: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
@@ -234,6 +255,10 @@ def changed_settings(before: str, now: str) -> list[str]:
 def _is_unused(path: Path) -> bool:
     """Return whether nothing is in a folder but what is left of a run that was stopped while it was being made."""
     return path.is_dir() and {f for f in path.iterdir() if f.name != ".lock"} <= set(leftovers(path))
+
+
+def _unwritable(path: Path, error: OSError) -> BadInput:
+    return BadInput(f"cannot write to the output folder {path}: {error.strerror}; give another --out")
 
 
 def _damaged(path: Path) -> BadInput:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mrfquant.errors import BadInput
 from mrfquant.storage.checkpoints import check_archive
@@ -23,22 +23,8 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     as `sha256sum model.safetensors > model.safetensors.sha256` writes it, it is compared.
     """
     import torch
-    from safetensors.torch import load_file
 
-    if path.is_dir():
-        return RunFolder.open(path).best()["model"]
-    if not path.is_file():
-        raise BadInput(f"{path} is not there: give a .pt or .safetensors file, or the folder of a finished run")
-    _check_digest(path)
-    with open(path, "rb") as file:
-        archive = file.read(4) == b"PK\x03\x04"  # as torch tells them from the format before
-    if archive:
-        check_archive(path)
-    try:
-        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except Exception as error:  # what a file of something else raises is not documented
-        reason = str(error).split("\n")[0][:100]
-        raise BadInput(f"{path} cannot be read as a .pt or .safetensors file of tensors ({reason})") from None
+    state = RunFolder.open(path).best()["model"] if path.is_dir() else _read_file(path)
     if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise BadInput(
             f"{path} is not a state dict, names with tensors: save it with torch.save(model.state_dict(), ...)"
@@ -50,6 +36,25 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
                 f"{path}: {name} is {kind}, expected real numbers in a dense tensor: convert the network first"
             )
     return state
+
+
+def _read_file(path: Path) -> Any:
+    """Return what is in a .pt or .safetensors file."""
+    import torch
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise BadInput(f"{path} is not there: give a .pt or .safetensors file, or the folder of a finished run")
+    _check_digest(path)
+    with open(path, "rb") as file:
+        archive = file.read(4) == b"PK\x03\x04"  # as torch tells them from the format before
+    if archive:
+        check_archive(path)
+    try:
+        return load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except Exception as error:  # what a file of something else raises is not documented
+        reason = str(error).split("\n")[0][:100]
+        raise BadInput(f"{path} cannot be read as a .pt or .safetensors file of tensors ({reason})") from None
 
 
 def _check_digest(path: Path) -> None:

@@ -81,7 +81,7 @@ class Console(Collector):
 
     def __init__(self, log: Path, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stdout
-        self._log = open(log, "a")  # noqa: SIM115 - stays open for the run
+        self._log = open(log, "a", errors="backslashreplace")  # noqa: SIM115 - stays open for the run
         self._bar: tqdm | None = None
         self._shown: dict[str, float] = {}
         self._spoke = time.monotonic()
@@ -92,7 +92,8 @@ class Console(Collector):
             if self._bar is not None:
                 self._bar.write(text, file=self.stream)
             else:
-                print(text, file=self.stream, flush=True)
+                encoding = self.stream.encoding or "utf-8"  # a path may have bytes that are no text in it
+                print(text.encode(encoding, "backslashreplace").decode(encoding), file=self.stream, flush=True)
         except BrokenPipeError:  # nobody reads along any more, as in `run | head`: the run goes on, the log has it all
             silence(self.stream)
         with contextlib.suppress(OSError):  # a full disk: the checkpoints tell, and their sentence must get through

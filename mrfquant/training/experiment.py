@@ -121,6 +121,15 @@ class Experiment:
                 binding="Experiment.objective",
             )
 
+    def check_trains(self) -> None:
+        """Refuse to train a network whose labels come from rounding."""
+        if not self.inference.trains:
+            raise BadInput(
+                f"{type(self.inference).__name__} holds the labels that mrfquant round gives to a trained network, and "
+                "cannot be trained: repeat the mrfquant round command with its --out, or set Experiment.inference",
+                binding="Experiment.inference",
+            )
+
     def trainer(self) -> Trainer:
         """The loop over these parts, with the settings that gin has for it."""
         limit = SMOKE_ITERATIONS if self.smoke else None

@@ -17,6 +17,7 @@ from mrfquant.config.settings import configured
 from mrfquant.data import SplitName, data_root
 from mrfquant.errors import BadInput, RunFailed
 from mrfquant.metric import Metric
+from mrfquant.storage.checkpoints import fitting
 from mrfquant.storage.files import read_text
 from mrfquant.storage.run_folder import RunFolder, changed_settings, new_run_path
 from mrfquant.text import duration
@@ -87,6 +88,7 @@ def launch(
     team, where = join_team(choose_device(device))
     with read.locate_errors():
         experiment = configured(Experiment, device=where, data_root=data_root(data), team=team)
+        experiment.check_trains()
         if not resumed:
             experiment.check_teacher()
         trainer = experiment.trainer()
@@ -94,8 +96,8 @@ def launch(
     with StopRequest() as stop, ExitStack() as held:  # before there is a folder, so that nothing is left unsaid in it
         if not resumed:
             path = Path(team.agree(str(out or new_run_path(Path("runs"), read.name, experiment.seed))))
-            folder = RunFolder.create(path, read.text()) if team.leads else RunFolder(path)
-        if team.leads:
+            folder = held.enter_context(RunFolder.create(path, read.text())) if team.leads else RunFolder(path)
+        elif team.leads:
             held.enter_context(folder.owned())
         if resumed and team.any(folder.summary() is not None, where):  # another process has ended it meanwhile
             return folder
@@ -184,13 +186,8 @@ def _restore(say: Say, trainer: Trainer, folder: RunFolder) -> None:
             f"{folder.path} cannot be resumed, its config.gin was changed since its last checkpoint: "
             f"{', '.join(changed)}; put it back, or start another run with --gin {folder.config}"
         )
-    try:
+    with fitting(f"{folder.path} cannot be resumed, its checkpoint is of another config.gin than is there"):
         trainer.load_state_dict(state)
-    except (BadInput, RuntimeError, ValueError, LookupError, TypeError) as error:  # torch's own where shapes differ
-        reason = str(error).split("\n")[0].rstrip(": ")
-        raise BadInput(
-            f"{folder.path} cannot be resumed, its checkpoint is of another config.gin than is there: {reason}"
-        ) from None
     say(f"going on from iteration {trainer.iteration:,}")
 
 

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from mrfquant.compute import Team, computes_bfloat16
 from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.data import Dataset
-from mrfquant.errors import BadSetting, RunFailed
+from mrfquant.errors import BadSetting, Diverged
 from mrfquant.inference import Inference
+from mrfquant.inference.checks import check_solver
+from mrfquant.metric import is_number
 from mrfquant.objectives import CrossEntropy, Objective, outputs_of
 from mrfquant.packing.runs import packing_record
 from mrfquant.schedules import Constant, Schedule
@@ -161,9 +163,10 @@ class Trainer:
                 self._losses = [
                     torch.tensor(loss, device=self.device) for loss in self._finite_losses()
                 ]  # of whole batches
+                check_solver(self.inference)
                 self._save()
                 raise Interrupted
-        if self.best is None:  # it was lost, and the run resumed at its end
+        if self.best is None:  # it was lost, and the run resumed at its end; or no figure was a number
             self._validate()
         figures = self._test()
         for hook in self.hooks:
@@ -221,6 +224,7 @@ class Trainer:
         values |= {f"energy/{name}": value for name, value in self._energies.items()}
         values["steps_per_second"] = (self.iteration - iteration) / (now - then)
         if evaluate_now:
+            check_solver(self.inference)  # the last state that is kept has to be a good one
             values |= self._validate() | self.inference.diagnostics()
             if self.per_layer:
                 values |= {f"entropy/{name}": bits for name, bits in self.inference.layer_entropy().items()}
@@ -239,7 +243,7 @@ class Trainer:
             if not math.isfinite(loss):
                 kept = "the last good checkpoint is kept" if self.checkpoints else "nothing was saved"
                 iteration = self.iteration - len(losses) + index + 1
-                raise RunFailed(f"the loss became {loss} at iteration {iteration}: {kept}, try a lower learning rate")
+                raise Diverged(f"the loss became {loss} at iteration {iteration}: {kept}, try a lower learning rate")
         return losses
 
     def _validate(self) -> dict[str, float]:
@@ -258,8 +262,7 @@ class Trainer:
                 self._best_scale = None if scale is None else scale.clone()
             for hook in self.hooks:
                 figures |= hook.evaluated(self) or {}
-        assert self.best is not None
-        if self.best["iteration"] == self.iteration and self.checkpoints:
+        if self.best is not None and self.best["iteration"] == self.iteration and self.checkpoints:
             solution = self.inference.solution()  # in every process: each may have a part of it
             if self.team.leads:
                 about = (self.dataset, self.objective, self.inference.method, self.seed)
@@ -272,7 +275,12 @@ class Trainer:
     def _test(self) -> dict[str, float]:
         """Load the best model into the network and test it."""
         self.team.any(False, self.device)  # until the leader has written it
-        assert self.best is not None
+        metric = self.objective.primary_metric
+        if self.best is None:
+            raise Diverged(
+                f"no {metric.title} on validation was a number, so there is no best network: look for values that are "
+                "not finite in the validation data, or try a lower learning rate"
+            )
         if self.checkpoints:
             saved = self.checkpoints.best(self.best["iteration"], self.device)
             self._best_state, self._best_scale = saved["model"], saved["solution"]["scale"]
@@ -280,8 +288,13 @@ class Trainer:
         self.inference.labelling.check_on_levels(self._best_state, self._best_scale)
         self.model.load_state_dict(self._best_state)
         tested = evaluate(self.model, self.dataset, "test", self.objective, self.forward, self.team)
+        if not is_number(tested[metric.name]):
+            raise Diverged(
+                f"{metric.title} of the best network on the test data is {tested[metric.name]}, which is no number: "
+                "look for values that are not finite in the test data"
+            )
         figures = {f"test_{name}": value for name, value in tested.items()}
-        chosen = f"val_{self.objective.primary_metric.name}"
+        chosen = f"val_{metric.name}"
         return {"best_iteration": self.best["iteration"], f"best_{chosen}": self.best[chosen], **figures}
 
     def _validation(self, share: int, others: bool = True) -> list[dict[str, float]]:
@@ -319,7 +332,9 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state saved by a trainer of the same configuration."""
         self.iteration, self.seconds, self.best = state["iteration"], state["seconds"], state["best"]
-        self._losses = [torch.tensor(loss, device=self.device) for loss in state["losses"]]
+        if self.best is not None:
+            self.best[f"val_{self.objective.primary_metric.name}"] += 0.0  # it is there, and a number
+        self._losses = [torch.tensor(float(loss), device=self.device) for loss in state["losses"]]
         self.batches.load_state_dict(state["batches"])
         self.objective.load_state_dict(state["objective"])
         self.inference.load_state_dict(state["inference"])

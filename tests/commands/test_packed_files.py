@@ -156,6 +156,8 @@ def test_origins_that_make_no_sense(runs, tmp_path, capsys):
         ({"dataset": ["digits"]}, "is for the data set ['digits'], known are"),
         ({"dataset": "digits", "temperature": "x"}, "gives the temperature 'x'"),
         ({"dataset": "digits", "temperature": 0}, "gives the temperature 0"),
+        ({"data": {"loader": "byte_file", "file": "/proc/kmsg"}}, "asks for the data in /proc/kmsg, which is not in"),
+        ({"data": {"loader": "byte_file", "file": "../../etc/passwd"}}, "if you trust it, allow it with --data"),
         ({"dataset": "cifar10", "stand_in": True}, "is for inputs of another shape than those of cifar10"),
     ):
         network.origin = origin

@@ -168,6 +168,21 @@ def test_a_rounding_that_fails_leaves_no_folder(float_run, tmp_path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
+def test_a_finished_rounding_is_not_repeated_and_no_other_one_mixed_in(float_run, tmp_path, capsys):
+    words = ["--run", str(float_run), "--solver", "nearest", "--out", str(tmp_path / "out")]
+    assert round.main(words) == 0
+    before = {file: file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    capsys.readouterr()
+    assert round.main(words) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'} is finished: test top-1 ")
+    refused([*words, "--bits", "1"], capsys, "is there already", "give another --out")
+    state = torch.load(next((float_run / "checkpoints").glob("best-*.pt")), weights_only=True)["model"]
+    torch.save({name: 2 * tensor for name, tensor in state.items()}, tmp_path / "other.pt")
+    other = ["--weights", tmp_path / "other.pt", "--gin", float_run / "config.gin", *words[2:]]
+    refused(other, capsys, "is there already", "give another --out")
+    assert before == {file: file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()}
+
+
 def test_singular_moments_without_damping_are_told():
     alike = torch.ones(50, 8)
     names = {"0.weight": LevelSet([-1, 1])}

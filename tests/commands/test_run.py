@@ -1,13 +1,18 @@
 """The command: what it writes, what it says, and how it refuses."""
 
 import contextlib
+import functools
 import json
+import operator
+import random
 import resource
+import shutil
 from urllib.error import URLError
 
 import pytest
 import torch
 
+from mrfquant.commands import pack, posterior
 from mrfquant.commands.run import main
 from mrfquant.data.torchvision_import import import_torchvision
 from mrfquant.errors import BadInput
@@ -368,6 +373,57 @@ def test_an_edited_config_is_noticed_when_resumed(run, finished, line):
     with open(finished / "config.gin", "a") as config:
         config.write(f"\n{line}\n")
     refused(run("--resume", finished), "config.gin was changed since its last checkpoint", f"{line} (was not set)")
+
+
+@pytest.mark.parametrize("betas", ["''", "(0.9,)"])
+def test_an_optimizer_that_cannot_be_built_is_told(betas, run, tmp_path):
+    outcome = run("--gin", REF, "--smoke", "--set", f"Adam.betas = {betas}", "--out", tmp_path / "run")
+    refused(outcome, "the optimizer Adam cannot be built")
+
+
+def places(state, depth=3):
+    """The paths of keys and indices to all that is in a state, down to a depth."""
+    for key in (state if isinstance(state, dict) else range(len(state))) if depth else ():
+        yield (key,)
+        if isinstance(state[key], dict | list):
+            yield from ((key, *rest) for rest in places(state[key], depth - 1))
+
+
+def broken(path, place, value):
+    """The checkpoint with something else at a place, or without it."""
+    state = torch.load(path, weights_only=True)
+    *outer, last = place
+    part = functools.reduce(operator.getitem, outer, state)
+    if value == "missing":
+        del part[last]
+    else:
+        part[last] = value
+    torch.save(state, path)
+
+
+@pytest.mark.parametrize("kind", ["step", "best"])
+def test_a_checkpoint_of_wrong_types_ends_in_a_sentence(kind, run, tmp_path, capsys):
+    """Whatever command reads it; with a whole one before it, a run may go on from that."""
+    short = ["--set", "LeNet300.width = 0.02", "--set", "Trainer.iterations = 2", "--set", "Trainer.eval_interval = 1"]
+    assert run("--gin", "gin/pmf_lenet300_digits.gin", *short, "--out", tmp_path / "run")[0] == 0
+    if kind == "step":
+        unfinish(tmp_path / "run")
+    (path,) = sorted((tmp_path / "run" / "checkpoints").glob(f"{kind}-*"))[-1:]
+    found = sorted(places(torch.load(path, weights_only=True)), key=str)
+    cases = [(place, value) for place in found for value in ("missing", None, "text", [1], torch.ones(2))]
+    statuses = set()
+    for number, (place, value) in enumerate(random.Random(0).sample(cases, 40)):
+        copy = tmp_path / str(number)
+        shutil.copytree(tmp_path / "run", copy)
+        broken(copy / "checkpoints" / path.name, place, value)
+        if kind == "step":
+            statuses.add(run("--resume", copy)[0])
+        else:
+            words = ["--gin", REF, "--set", "LeNet300.width = 0.02", *SHORT, "--out", tmp_path / f"{number}-on"]
+            statuses.add(run(*words, "--set", "Trainer.iterations = 1", "--weights", copy)[0])
+            statuses |= {pack.main([str(copy), "-o", str(copy / "m")]), posterior.main([str(copy), "--samples", "1"])}
+            capsys.readouterr()
+    assert statuses == {0, 2}
 
 
 def test_a_run_whose_best_is_damaged_is_told_how_to_go_on_and_does(run, finished):

@@ -10,10 +10,12 @@ from pathlib import Path
 import optuna
 import pytest
 
+from mrfquant.commands import sweep
 from mrfquant.commands.sweep import main
 from mrfquant.config.gin_files import CONFIGS
 from mrfquant.config.search_space import read_space
-from mrfquant.errors import BadInput
+from mrfquant.errors import BadInput, Diverged, RunFailed
+from mrfquant.metric import TOP1
 
 SHORT = ["--set", "Trainer.iterations = 200", "--set", "Trainer.eval_interval = 40"]
 
@@ -63,6 +65,13 @@ def test_mistakes_in_a_space_are_told_with_their_line(tmp_path, line, message):
         read_space(space(tmp_path, f"# first line\n{line}\n"))
 
 
+def test_a_space_that_says_a_thing_twice_or_is_endless_is_refused(tmp_path):
+    with pytest.raises(BadInput, match=r"varies A\.x twice"):
+        read_space(space(tmp_path, "A.x = uniform(1, 2)\nA.x = uniform(2, 3)\n"))
+    with pytest.raises(BadInput, match="more than 1,048,576 bytes"):
+        read_space(space(tmp_path, "A.x = uniform(1, 2)\n" + "#" * 2**20 + "\nA.y = uniform(1, 2)\n"))
+
+
 def test_the_papers_cross_validation_is_ready():
     ranges = {d.binding: d.values for d in read_space(CONFIGS / "spaces" / "pmf.space")}
     assert ranges["Geometric.rho"] == (1.01, 1.2)
@@ -103,6 +112,49 @@ def test_a_mistake_in_the_configuration_is_found_before_anything_is_made(tmp_pat
     out = tmp_path / "sweep"
     assert main(["--gin", "nowhere.gin", "--space", str(space_file), "--trials", "1", "--out", str(out)]) == 2
     assert not out.exists()
+
+
+def sweep_of(tmp_path, monkeypatch, failure):
+    """What a worker of two trials leaves in its study where every run fails so; then with runs that end."""
+    words = ["--gin", "gin/pmf_lenet300_digits.gin", "--space", str(space(tmp_path, "Adam.lr = uniform(0.1, 0.2)"))]
+    words += ["--trials", "2", "--out", str(tmp_path), "--storage", f"sqlite:///{tmp_path / 'study.db'}"]
+    arguments = sweep.parser().parse_args(words)
+    arguments.space, folders = Path(arguments.space), []
+
+    def launch(config, *, bindings, out, **_):
+        folders.append((out, bindings))
+        raise failure
+
+    monkeypatch.setattr("mrfquant.training.launch.launch", launch)
+    return arguments, folders
+
+
+def test_a_full_disk_says_nothing_about_settings(tmp_path, monkeypatch):
+    arguments, folders = sweep_of(tmp_path, monkeypatch, RunFailed("cannot write the checkpoint: no space left"))
+    with pytest.raises(RunFailed, match="no space left"):
+        sweep.work(arguments)
+    study = sweep.open_study(arguments, TOP1)
+    assert not sweep.ended(study)
+
+    class Finished:
+        def summary(self):
+            return {"best_val_top1": 50.0}
+
+    def launch(config, *, bindings, out, **_):
+        folders.append((out, bindings))
+        return Finished()
+
+    monkeypatch.setattr("mrfquant.training.launch.launch", launch)
+    assert sweep.work(arguments) == 0
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "COMPLETE"]
+    assert folders[1] == folders[0]  # the same settings in the same folder
+
+
+def test_settings_that_lead_nowhere_end_their_trial(tmp_path, monkeypatch):
+    arguments, folders = sweep_of(tmp_path, monkeypatch, Diverged("the loss became nan"))
+    assert sweep.work(arguments) == 0
+    assert [trial.state.name for trial in sweep.open_study(arguments, TOP1).trials] == ["PRUNED", "PRUNED"]
+    assert len(folders) == 2
 
 
 @pytest.mark.slow

@@ -160,3 +160,14 @@ def test_compressed_file_cut_short_is_refused(tmp_path):
     path.write_bytes(gzip.compress(bytes(1000))[:-9])
     with pytest.raises(BadInput, match=r"file\.gz cannot be read .*: delete it"):
         read_checked(path, 1000)
+
+
+def test_a_home_that_is_not_known_is_told(monkeypatch):
+    monkeypatch.delenv("MRFQUANT_DATA", raising=False)
+
+    def unknown(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", unknown)
+    with pytest.raises(BadInput, match="give another one by --data"):
+        data_root()

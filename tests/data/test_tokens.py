@@ -3,6 +3,7 @@
 import itertools
 import random
 import string
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,6 +89,25 @@ def test_files_of_your_own(tmp_path):
         text_file(tmp_path, "no.txt")
     with pytest.raises(BadInput, match=r"there is no file gone\.txt"):
         byte_file(tmp_path, "gone.txt")
+    (tmp_path / "windows.txt").write_bytes(b"one\r\ntwo\r\n" * 30)
+    assert "\r" not in text_file(tmp_path, "windows.txt", context=4).vocabulary
+
+
+def test_a_text_of_very_many_characters():
+    text = "".join(map(chr, [*range(0x20, 0xD800), *range(0xE000, 0x10000)]))
+    data = characters("all", text * 4, context=8)
+    assert "".join(data.vocabulary[t] for t in data.train[:1000]) == text[:1000]
+    assert "".join(data.vocabulary[t] for t in data.test[-1000:]) == text[-1000:]
+
+
+@pytest.mark.parametrize("read", [text_file, byte_file])
+def test_a_file_without_an_end_is_not_read(read, tmp_path):
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(BadInput, match="sparse cannot be read"):
+        read(tmp_path, "sparse")
+    with pytest.raises(BadInput):  # the system says that it has no bytes, and would wait for the next message
+        read(Path("/proc"), "kmsg")
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,10 @@ def blocks(levels=(-1, 1), encoding="bits", more=(), **shapes):
         ({"network": '["LeNet5", {"shape": [1, 28, 28], "classes": 10, "width": 1e300}]'}, "LeNet5"),
         ({"network": '["LeNet5", {"shape": "../../etc", "classes": 10}]'}, "cannot be built from the arguments"),
         ({"network": '["LeNet5", {"classes": 10}]'}, "cannot be built from the arguments"),
+        (
+            {"network": '["GPT", {"shape": [8], "classes": 4, "layers": 100000000}]'},
+            "cannot be built from the arguments",
+        ),
         ({"network": "[]"}, "its metadata is not what version 1 has"),
         ({"network": "{" * 5000}, "its metadata is not what version 1 has"),
         ({"blocks": "[[[]]]"}, "its metadata is not what version 1 has"),
@@ -274,6 +278,30 @@ def test_mutated_files_are_refused_or_right(file):
         messages.append(str(error.value))
     assert len(messages) > 290
     assert not any("\n" in message for message in messages)
+
+
+def test_the_same_network_gives_the_same_bytes(tmp_path):
+    """safetensors writes metadata in an order that differs from call to call."""
+    network, _ = packed(LeNet5((1, 28, 28), 10, width=0.2), (-1, 0, 1))
+    sizes = {network.write(tmp_path / str(i)) for i in range(8)}
+    assert len({(tmp_path / str(i)).read_bytes() for i in range(8)}) == 1
+    assert sizes == {(tmp_path / "0").stat().st_size}
+    assert mrfquant.load(tmp_path / "0").packed_network.parameters.keys() == network.parameters.keys()
+
+
+def test_compressed_labels_do_not_expand_without_bounds(tmp_path):
+    """Neither those of one parameter nor those of many together; what would not be read is not written."""
+    data = deflated(torch.zeros(2**20, dtype=torch.uint8))
+    assert len(inflated(data, 2**20)) == 2**20
+    with pytest.raises(BadInput, match="would take 1,000,000,000 bytes, 67,108,864 at most are read"):
+        inflated(data, 10**9)
+    labels = PackedParameter(torch.zeros(2**23, dtype=torch.uint8), (2**26,), (-1.0, 1.0))
+    network = PackedNetwork("Own", {}, INPUT_INFO, {str(i): labels for i in range(3)}, {})
+    assert network.write(tmp_path / "m", compress=True) < 2**17  # tied: they are one
+    network.parameters = {str(i): PackedParameter(labels.data, labels.shape, labels.levels) for i in range(12)}
+    with pytest.raises(BadInput, match="would not be read again"):
+        network.write(tmp_path / "n", compress=True)
+    assert not (tmp_path / "n").exists()
 
 
 def test_nothing_is_left_when_writing_fails(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import mrfquant as mq
+from mrfquant.errors import BadInput
 from mrfquant.models import GPT
 from mrfquant.packing import layers
 from mrfquant.packing.onnx_export import to_onnx
@@ -157,3 +158,10 @@ def test_onnx_runtime_computes_the_same(name):
     whole = sum(4 * p.numel() for p in model.parameters())
     packed_bytes = sum(4 * p.numel() - packed[n].nbytes for n, p in model.named_parameters() if n in packed)
     assert len(exported.data) < whole - packed_bytes + 700 * len(packed) + 20_000
+
+
+def test_an_onnx_file_that_is_none_is_told_in_a_sentence():
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(BadInput, match="ONNX Runtime cannot read this ONNX file") as error:
+        RuntimeNetwork(b"no protobuf" * 10)
+    assert "\n" not in str(error.value)

@@ -2,11 +2,12 @@
 
 import os
 import threading
+import tracemalloc
 
 import pytest
 
 from mrfquant.commands.parser import writable
-from mrfquant.storage.files import atomic, write_text
+from mrfquant.storage.files import atomic, read_bytes, write_text
 
 
 def test_a_link_stays_a_link_and_its_file_is_written(tmp_path):
@@ -45,3 +46,17 @@ def test_a_failure_leaves_the_former_content_and_nothing_else(tmp_path):
         fail()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "old"
+
+
+def test_reading_takes_as_much_memory_as_there_are_bytes(tmp_path):
+    (tmp_path / "small").write_bytes(b"few")
+    tracemalloc.start()
+    try:
+        assert read_bytes(tmp_path / "small") == b"few"
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(OSError, match="more than"):
+        read_bytes(tmp_path / "sparse")

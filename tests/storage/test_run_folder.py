@@ -20,6 +20,12 @@ from mrfquant.storage.run_folder import RunFolder, environment
 ROOT = Path(mrfquant.__file__).parents[1]
 
 
+def made(path, config=""):
+    """A new run that nobody owns any more."""
+    with RunFolder.create(path, config) as run:
+        return run
+
+
 def test_the_version_is_known_without_installation(monkeypatch):
     def not_installed(package):
         raise metadata.PackageNotFoundError(package)
@@ -58,7 +64,7 @@ def test_a_folder_left_by_a_kill_while_it_was_made_can_be_used(tmp_path):
     (path / ".lock").touch()
     with pytest.raises(BadInput, match="was stopped before its run began: start it again with --out"):
         RunFolder.open(path)
-    run = RunFolder.create(path, "x = 1")
+    run = made(path, "x = 1")
     assert run.config.read_text() == "x = 1"
     assert not list(path.glob(".*.tmp"))
 
@@ -76,12 +82,12 @@ def test_killed_at_any_file_operation_of_its_making_a_run_can_be_started_again(t
             patch.setattr(os, name, dies)
             patch.setattr(Path, "unlink", dies)  # a process that is dead does not clean up
             with pytest.raises(Killed):
-                RunFolder.create(path, "x = 1")
-        assert RunFolder.create(path, "x = 1").config.read_text() == "x = 1"
+                made(path, "x = 1")
+        assert made(path, "x = 1").config.read_text() == "x = 1"
 
 
 def test_leftovers_of_a_killed_process_are_cleaned_once_the_run_is_owned(tmp_path):
-    run = RunFolder.create(tmp_path / "run", "")
+    run = made(tmp_path / "run")
     run.checkpoints.save(1, {}, None)
     for name in (".env.json.12345.tmp", "checkpoints/.step-00000002.pt.0123456789abcdef.tmp"):
         (run.path / name).write_text("half")
@@ -92,7 +98,8 @@ def test_leftovers_of_a_killed_process_are_cleaned_once_the_run_is_owned(tmp_pat
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("content")
-    run = RunFolder.create(tmp_path / "run", "")
+    run = made(tmp_path / "run")
+    (run.path / ".lock").unlink()
     (run.path / ".lock").symlink_to(precious)
     with pytest.raises(BadInput, match="it is a link"), run.owned():
         pass
@@ -103,9 +110,19 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
         assert (run.path / ".lock").read_text() == "not mine to cut"
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "env.json", "identity.json", "log.txt", "operative.gin"])
+def test_a_link_in_a_run_folder_is_not_written_through(name, tmp_path):
+    (tmp_path / "precious").write_text("content")
+    run = made(tmp_path / "run")
+    (run.path / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(BadInput, match="is a link"), run.owned():
+        pass
+    assert (tmp_path / "precious").read_text() == "content"
+
+
 @pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "log.txt", "env.json", "config.gin", ".lock"])
 def test_a_pipe_in_a_run_folder_stops_nothing(tmp_path, name):
-    run = RunFolder.create(tmp_path / "run", "")
+    run = made(tmp_path / "run")
     (run.path / name).unlink(missing_ok=True)
     os.mkfifo(run.path / name)
     with pytest.raises(BadInput, match="no ordinary file"):
@@ -116,7 +133,7 @@ def test_a_pipe_in_a_run_folder_stops_nothing(tmp_path, name):
 
 
 def test_an_endless_file_is_not_read(tmp_path):
-    run = RunFolder.create(tmp_path / "run", "")
+    run = made(tmp_path / "run")
     (run.path / "summary.json").symlink_to("/dev/zero")
     with pytest.raises(BadInput, match=r"summary.json is damaged"):
         run.summary()
@@ -130,3 +147,30 @@ def test_temporary_names_cannot_be_guessed(tmp_path, monkeypatch):
         write_text(tmp_path / "file", "x")
     assert len(set(seen)) == 2
     assert all(str(os.getpid()) not in name.split(".") for name in seen)
+
+
+def test_a_second_start_in_a_folder_that_is_being_made_changes_nothing(tmp_path, monkeypatch):
+    """However long the first start takes to write its configuration."""
+    refusals = []
+
+    def slow(path, text):
+        monkeypatch.setattr(run_folder, "write_text", write_text)
+        with pytest.raises(run_folder.Busy) as refused, RunFolder.create(tmp_path / "run", "Experiment.seed = 2"):
+            pass
+        refusals.append(refused.value)
+        write_text(path, text)
+
+    monkeypatch.setattr(run_folder, "write_text", slow)
+    run = made(tmp_path / "run", "Experiment.seed = 1")
+    assert len(refusals) == 1
+    assert run.config.read_text() == "Experiment.seed = 1"
+    with pytest.raises(BadInput, match="is there already"):
+        made(tmp_path / "run", "Experiment.seed = 2")
+    assert run.config.read_text() == "Experiment.seed = 1"
+
+
+def test_what_lies_in_a_folder_that_is_no_run_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(BadInput, match="is there already"):
+        made(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import mrfquant.training.trainer
-from mrfquant.data import Split, characters, stand_in
+from mrfquant.data import Pairs, Split, characters, stand_in
 from mrfquant.energies import CodeLength, FirstOrderTaylor, LabelPrior, SumOf
-from mrfquant.errors import BadInput
+from mrfquant.errors import BadInput, Diverged
 from mrfquant.inference import MirrorDescent, ProximalMeanField, Reference, SparsemaxPGD
 from mrfquant.labelling import Labelling
+from mrfquant.metric import LOSS, TOP1
 from mrfquant.models import GPT, LeNet300
-from mrfquant.objectives import CrossEntropy, NextToken
+from mrfquant.objectives import CrossEntropy, NextToken, Regression
 from mrfquant.schedules import CosineDecay, CosineTo, GeometricTo, LinearTo
 from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.training import Collector, Interrupted, Trainer, evaluate
@@ -130,6 +131,64 @@ def test_the_best_model_is_kept_not_the_last():
     assert result["best_val_top1"] == max(validated.values())
     assert validated[result["best_iteration"]] == result["best_val_top1"]
     trainer.inference.labelling.check_on_levels(trainer.model.state_dict())
+
+
+@pytest.mark.parametrize("metric", [TOP1, LOSS])
+@pytest.mark.parametrize("none", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_a_number_beats_nothing_and_any_number_beats_it(metric, none):
+    assert not metric.better(none, None)
+    assert not metric.better(none, 1.0)
+    assert metric.better(1.0, none)
+    assert not metric.better(none, none)
+
+
+def test_a_validation_figure_that_is_not_a_number_is_never_the_best(tmp_path):
+    trainer, _ = make(*SOLVERS["pmf, 2 levels"])
+    validation = trainer._validation
+
+    def broken_at_first(share, others=True):
+        found = validation(share, others)
+        return [f | {"top1": float("nan")} for f in found] if trainer.iteration == 8 else found
+
+    trainer._validation = broken_at_first
+    result = trainer.run(Checkpoints(tmp_path))
+    assert result["best_iteration"] > 8
+    assert result["best_val_top1"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("split", "told"), [("val", "on validation was a number"), ("test", "on the test data is nan")]
+)
+def test_a_value_in_the_data_that_is_not_a_number_ends_the_run_in_a_sentence(split, told, tmp_path):
+    torch.manual_seed(0)
+    splits = {name: (torch.randn(20, 3), torch.randn(20, 1)) for name in ("train", "val", "test")}
+    splits[split][0][3] = torch.nan
+    model = torch.nn.Linear(3, 1)
+    settings = {"iterations": 4, "eval_interval": 2, "batch_size": 5, "objective": Regression()}
+    trainer = Trainer(model, Pairs("table", **splits), Reference(Labelling(model, None), ADAM), **settings)
+    with pytest.raises(Diverged, match=told):
+        trainer.run(Checkpoints(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["pmf, 3 levels", "pmf, 2 levels", "ref"])
+@pytest.mark.parametrize("at", [16, 24])
+def test_a_gradient_that_is_not_a_number_at_a_checkpoint_is_not_saved(name, at, tmp_path):
+    """The newest checkpoint is the one before, from which the run goes on."""
+    trainer, _ = make(*SOLVERS[name])
+    loss, weight = trainer.objective.training_loss, next(trainer.model.parameters())
+
+    def broken(outputs, targets, inputs):
+        right = loss(outputs, targets, inputs)
+        return right + (0 * weight).sum().sqrt() if trainer.iteration == at - 1 else right  # its gradient is 0 * inf
+
+    trainer.objective.training_loss = broken
+    with pytest.raises(Diverged, match=f"not numbers any more at step {at}"):
+        trainer.run(Checkpoints(tmp_path))
+    state = Checkpoints(tmp_path).newest(print)
+    assert state["iteration"] == at - 8
+    again, _ = make(*SOLVERS[name])
+    again.load_state_dict(state)
+    assert again.run(Checkpoints(tmp_path))["test_top1"] >= 0
 
 
 @pytest.mark.parametrize("kept", ["in a folder", "in memory"])
