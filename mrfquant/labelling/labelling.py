@@ -83,6 +83,9 @@ class Labelling:
         if levels is not None and not self._sets:
             raise BadInput("which and exclude leave no parameter to label: leave something in", "Labelling.exclude")
         self.lay_out()
+        for name in self.labelled.spans:
+            if not self.labelled.view(name, self.labelled.w).isfinite().all():
+                raise BadInput(f"{name} has weights that are infinite or no numbers: mend it, or exclude it")
 
     def lay_out(self, group_of: Mapping[str, int] | None = None, shard: bool = False) -> None:
         """Lay the parameters out in memory: by level set and optimizer group, in the network's order otherwise.

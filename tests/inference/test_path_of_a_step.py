@@ -25,9 +25,7 @@ def path_of_a_step(solver, model):
 
     def note(frame, event, _):
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            called.add(
-                (frame.f_code.co_filename, frame.f_code.co_qualname if sys.version_info > (3, 10) else frame.f_code)
-            )
+            called.add((frame.f_code.co_filename, frame.f_code.co_name, frame.f_code.co_firstlineno))
 
     sys.setprofile(note)
     try:
