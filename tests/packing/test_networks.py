@@ -91,7 +91,11 @@ NETWORKS = {
 EXPORTED = ["gpt", "lstm", "several", "tied", "vit"]
 NAMED = {"gpt"}  # in mrfquant.models: a file suffices
 # What has two or more dimensions and belongs to no layer that multiplies by it.
-LEFT = {"vit": {"class_token", "encoder.pos_embedding"}, "gpt": {"token.weight"}}
+LEFT = {
+    "vit": {"class_token", "encoder.pos_embedding"},
+    "gpt": {"token.weight"},
+    "tied": {"embedding.weight"},
+}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
