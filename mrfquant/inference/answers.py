@@ -115,7 +115,7 @@ class Answers:
 
     def settings(self: Inference) -> dict[str, float]:
         """Return what is in force now, known without touching a tensor."""
-        return {"learning_rate": self.param_groups[0]["lr"]}
+        return {"learning_rate": self.param_groups[0]["lr"]} | ({"beta": self.beta} if self.has_beta else {})
 
     def energies(self: Inference) -> dict[str, float]:
         """Return the values of the energy, or of its terms, between backward and `step`, by name. Waits for the device.

@@ -88,6 +88,7 @@ class Inference(Answers, SolverOptimizer):
         self.schedule, self.iteration, self.budget = beta or Constant(1.0), 0, None
         self.learned_scales = LearnedScales(labelling) if learn_scale else None
         self.finalized = self._begun = False
+        self.has_beta = self.relaxed and beta is not None
         self.blocked = ""  # why no step can be taken now
         self.processes = Processes(self)
         self.energy.attach(labelling)

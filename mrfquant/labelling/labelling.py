@@ -85,7 +85,7 @@ class Labelling:
         self._sets = {name: found for name, found in sets.items() if id(self._trainable[name]) in chosen}
         if levels is not None and not self._sets:
             raise BadInput(
-                "which and exclude leave no parameter to label: leave something in, or unfreeze the layers that you mean",
+                "which and exclude leave no parameter to label: leave something in, or unfreeze the layers you mean",
                 "Labelling.exclude",
             )
         if levels is not None and which in ("weights", "inner weights"):

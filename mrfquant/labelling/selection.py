@@ -119,8 +119,9 @@ def warn_of_unknown_layers(model: nn.Module, on_levels: Collection[str], types: 
             left[reasons[name]] += p.numel()
     if left.total() > WARN_LEFT_FRACTION * sum(p.numel() for p in model.parameters()):
         warnings.warn(
-            f"{left.total():,} parameters stay in float: {', '.join(left)}; Labelling takes layers of other "
-            "types by which=mq.weights_of(TYPE, ...), torch.nn.utils.parametrize.remove_parametrizations makes computed weights ordinary ones",
+            f"{left.total():,} parameters stay in float: {', '.join(left)}; Labelling takes layers of other types by "
+            "which=mq.weights_of(TYPE, ...), torch.nn.utils.parametrize.remove_parametrizations makes computed weights "
+            "ordinary ones",
             stacklevel=4,
         )
 

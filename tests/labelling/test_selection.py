@@ -102,7 +102,7 @@ def test_what_nobody_wants_on_levels_is_left_without_a_warning(name, recwarn):
 
 
 def test_adapters_are_not_labelled_in_the_place_of_a_frozen_layer():
-    with pytest.raises(mq.BadInput, match="or unfreeze the layers that you mean"):
+    with pytest.raises(mq.BadInput, match="or unfreeze the layers you mean"):
         mq.Labelling(Adapted(freeze=True), [-1, 1], which="weights")
 
 
