@@ -166,8 +166,17 @@ def test_the_notebook_runs(monkeypatch, tmp_path):
     check_walk(printed(notebook))
 
 
+def test_beta_of_a_solver_of_your_own_is_in_the_log():
+    labelling = mq.Labelling(nn.Linear(4, 3), [-1, 1])
+    solver = BAYES(labelling, lambda p: torch.optim.Adam(p, lr=0.1), beta=mq.Constant(1000.0))
+    assert solver.settings() == {"learning_rate": 0.1, "beta": 1000.0}
+
+
+BAYES = part("own_solver", "BayesBiNN")
+
+
 class TestBayesBiNN(InferenceContract):
-    part = part("own_solver", "BayesBiNN")
+    part = BAYES
     settings = {"beta": mq.Constant(1000.0)}
     level_sets = ((-1, 1),)
 

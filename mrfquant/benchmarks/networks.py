@@ -76,7 +76,7 @@ class PMF(Float):
 
     def tensors(self) -> list[Any]:
         kept = [*self.model.parameters(), self.solver.labelling.labelled.g, *self.solver.variables]
-        return [*kept, *planes_of(self.solver), *_state(self.solver.optimizer)]
+        return [*kept, *planes_of(self.solver), *_state(self.solver.driver)]
 
 
 class PARQ(Float):

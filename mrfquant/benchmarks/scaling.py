@@ -50,7 +50,7 @@ class Update:
         """Bytes that stay from step to step."""
         s = self.solver
         vectors = [s.labelling.labelled.w, s.labelling.labelled.g, *s.variables, *planes_of(s)]
-        return nbytes([*vectors, *_state(s.optimizer)])
+        return nbytes([*vectors, *_state(s.driver)])
 
 
 def measure_scaling(options: Options) -> Iterator[tuple[str, Row]]:

@@ -18,8 +18,8 @@ def parser() -> Parser:
     p = Parser(
         "compare",
         """Compare runs: results averaged over seeds, settings that differ, training curves. A group is a line: its
-        mean, +- the standard deviation over the seeds. Unfinished runs are in the curves, not in the means.
-        Group by `run` for a line per run.""",
+        mean, +- the standard deviation over the seeds; the best on validation comes first. Unfinished runs are in the
+        curves, not in the means. Group by `run` for a line per run.""",
         [
             "runs/",
             "runs/pmf_* runs/ref_* --html report.html",
@@ -52,6 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     if by == []:
         raise BadInput("--by names nothing: give fields of summary.json or gin settings, such as method,model")
     if arguments.png:
+        if arguments.png.suffix.lower() == ".png":
+            raise BadInput(
+                f"--png {arguments.png}: there is a figure for each metric, give a folder, as --png figures/"
+            )
         need_extra("reports", "--png")
     notes: list[str] = []
 

@@ -253,9 +253,13 @@ def _parse(parse: Any, what: str) -> None:
             message = text[: found.start()].strip() if found else text
         if macro := re.match(r"No bindings specified for '(.+)/gin.macro'", message):
             message = f"%{macro[1]} is used and nowhere defined"
-        unknown = re.match(r"No configurable matching '([^']+)'", message)
-        near = difflib.get_close_matches(unknown[1], _known_names(), n=1) if unknown else []
-        hint = f"did you mean {near[0]!r}?" if near else ""
+        hint = ""
+        if unknown := re.match(r"No configurable matching (?:reference )?'@?(?:[^'(]*/)?([^'(]+)", message):
+            near = difflib.get_close_matches(unknown[1], _known_names(), n=1)
+            message = f"there is no part {unknown[1]!r}"
+            hint = (
+                f"did you mean {near[0]!r}? " if near else ""
+            ) + "a part of your own needs its module: --import MODULE"
         raise BadInput(f"{place}: {message[:300].rstrip('.:')}{'; ' + hint if hint else ''}") from None
     finally:
         logging.disable(logging.NOTSET)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
 from mrfquant.families import Distribution
-from mrfquant.inference.checks import warn_if_undecided
+from mrfquant.inference.checks import check_answer, warn_if_undecided
 from mrfquant.inference.state import load_solution, solution
 
 Solver = Any  # an Inference, to methods that are a part of it
@@ -33,11 +33,13 @@ class Answers:
             The network.
         """
         if not self.finalized:
+            check_answer(self)
             if decide is None:
                 warn_if_undecided(self)
             with self.rounded() if decide is None else self.computing_with(decide(self)):
                 self.labelling.release()
             self.finalized = True
+            self.blocked = "the solver is finalized: its network is an ordinary one, label it again to go on"
         return self.labelling.model
 
     @torch.no_grad()
@@ -72,10 +74,10 @@ class Answers:
         if self.finalized:
             yield  # it does
             return
-        self.labelling.check_not_replaced()
-        labelled = self.labelling.labelled
-        labelled.check_not_written()
+        check_answer(self)
+        labelled, before = self.labelling.labelled, self.blocked
         kept = labelled.w.clone()
+        self.blocked = "a step within rounded() or sampled() would be lost at its end: step before or after it"
         with torch.no_grad():
             for block, chosen in zip(self.labelling.local_blocks, labels, strict=True):
                 block.write_labels(chosen)
@@ -84,6 +86,7 @@ class Answers:
         try:
             yield
         finally:
+            self.blocked = before
             labelled.w.copy_(kept)
             labelled.publish()
 
@@ -111,7 +114,7 @@ class Answers:
 
     def settings(self: Solver) -> dict[str, float]:
         """Return what is in force now, known without touching a tensor."""
-        return {"learning_rate": self.param_groups[0]["lr"]}
+        return {"learning_rate": self.param_groups[0]["lr"]} | ({"beta": self.beta} if self.has_beta else {})
 
     def energies(self: Solver) -> dict[str, float]:
         """Return the values of the energy, or of its terms, between backward and `step`, by name. Waits for the device.

@@ -91,6 +91,8 @@ class Inference(Answers, SolverOptimizer):
         self.budget: int | None = None
         self.learned_scales = LearnedScales(labelling) if learn_scale else None
         self.finalized = self._begun = False
+        self.has_beta = self.relaxed and beta is not None
+        self.blocked = ""  # why no step can be taken now
         self.processes = Processes(self)
         self.energy.attach(labelling)
         self.bind(start)
@@ -173,8 +175,8 @@ class Inference(Answers, SolverOptimizer):
             self._begun = True
 
     def take_step(self) -> None:
-        if self.finalized:
-            raise BadInput("the solver is finalized: its network is an ordinary one, label it again to go on")
+        if self.blocked:
+            raise BadInput(self.blocked)
         if self.iteration % CHECK_INTERVAL == 0:
             self.processes.start_alike()
             check_solver(self)
@@ -201,11 +203,12 @@ class Inference(Answers, SolverOptimizer):
         for block, x in waiting:
             x.grad = None  # it may lie in a place that `write` writes to
             self.write(block, x)
+        if frozen is not None:
+            frozen.bring_back()  # beta has moved the weights of variables that stay
         if labelling.sharded:
             labelling.gather_weights()
         for flat in (labelling.labelled, labelling.free):
-            if flat.is_half:
-                flat.publish()
+            flat.publish()
         labelling.free.zero_gradient()
         if waiting or labelling.sharded:  # fused updates have cleared what they used
             labelling.labelled.zero_gradient()

@@ -14,10 +14,14 @@ WARN_UNDECIDED_FRACTION = 0.05  # of the weights: rounding more of them may surp
 
 
 def check_solver(solver: Solver) -> None:
+    """Raise if the solver cannot go on from where it stands. Waits for the device."""
+    solver.labelling.check_all_known()
+    check_answer(solver)
+
+
+def check_answer(solver: Solver) -> None:
     """Raise if parameters were replaced or written to, or variables are not numbers. Waits for the device."""
     solver.labelling.check_not_replaced()
-    solver.labelling.check_all_known()
-    solver.labelling.labelled.check_not_written()
     kept = (*solver.variables, solver.labelling.free.w, solver.labelling.scale)
     broken = not all(x is None or x.isfinite().all() for x in kept)
     if solver.processes.any(broken):  # or the others would wait for ever
@@ -25,6 +29,7 @@ def check_solver(solver: Solver) -> None:
             f"the solver's variables are not numbers any more at step {solver.iteration}: a gradient was infinite or "
             "none; lower the learning rate, or clip gradients"
         )
+    solver.labelling.labelled.check_not_written()
 
 
 def warn_if_undecided(solver: Solver) -> None:

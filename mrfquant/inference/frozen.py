@@ -11,7 +11,9 @@ from mrfquant.labelling import Labelling
 
 
 class FrozenParameters:
-    """What belongs to parameters that ask for no gradient now; it is brought back after the optimizer's step.
+    """What belongs to parameters that ask for no gradient now: their variables, weights and learned scales.
+
+    The optimizer moves them, and so does annealing: they are brought back after each.
 
     Args:
         labelling: the parameters.
@@ -25,12 +27,13 @@ class FrozenParameters:
             for block, x in zip(labelling.local_blocks, variables, strict=True):
                 start, stop = max(first, block.start), min(last, block.start + block.m)
                 if start < stop:
-                    places.append(x[..., start - block.start : stop - block.start])
+                    cut = slice(start - block.start, stop - block.start)
+                    places += [x[..., cut], block.w[cut]]
             if scales is not None:
                 places.append(scales.part(first, last))
         self._kept = [(place, place.clone()) for place in places]
 
     def bring_back(self) -> None:
-        """Undo what the optimizer has done to them."""
+        """Undo what has been done to them."""
         for place, before in self._kept:
             place.copy_(before)

@@ -39,7 +39,7 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
     `groups={"labelled": {"weight_decay": 0.0}}` keeps it to the free parameters.
 
     Attributes:
-        optimizer: drives the variables of the blocks, in their order, then the free parameters.
+        driver: the inner optimizer, of the variables of the blocks, in their order, then the free parameters.
         learned_scales: what the optimizer moves of the labelling's scales, or None.
     """
 
@@ -52,34 +52,41 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
         if apart and labelling.sharded:
             raise BadInput("ByShape drives whole matrices, shard cuts them: take one of the two")
         views = (by_shape if apart else in_one_piece)(labelling, variables)
-        self.optimizer = _built(recipe, _as_groups(views, groups))
-        chain = self.optimizer.parts if isinstance(self.optimizer, ChainedOptimizer) else (self.optimizer,)
+        self.driver = _built(recipe, _as_groups(views, groups))
+        chain = self.driver.parts if isinstance(self.driver, ChainedOptimizer) else (self.driver,)
         groups.check({name for part in chain for name in part.defaults})
-        if labelling.sharded and type(self.optimizer) not in BY_WEIGHT:
+        if labelling.sharded and type(self.driver) not in BY_WEIGHT:
             raise BadInput(
-                f"shard needs an optimizer that treats each weight by itself, {type(self.optimizer).__name__} may not: "
+                f"shard needs an optimizer that treats each weight by itself, {type(self.driver).__name__} may not: "
                 f"take one of {', '.join(c.__name__ for c in BY_WEIGHT)}"
             )
         if len(chain) > 1 and not apart:
             raise BadInput("ByShape has to know that it drives a solver: hand it over itself, not within a function")
         if self.learned_scales is not None:  # a group of their own: decay would draw scales to 1
-            self.optimizer.add_param_group({"params": [self.learned_scales.log]})
-            if "weight_decay" in (last := self.optimizer.param_groups[-1]):
+            self.driver.add_param_group({"params": [self.learned_scales.log]})
+            if "weight_decay" in (last := self.driver.param_groups[-1]):
                 last["weight_decay"] = 0.0
             last.update(groups.of_scales)
         # Its groups hold the tensors; ours hold, in their places, the parameters that these stand for.
         place = {id(view.tensor): view.parameters for view in views}
         ours = [
             {**group, "params": _once(p for tensor in group["params"] for p in place.get(id(tensor), ()))}
-            for group in self.optimizer.param_groups
+            for group in self.driver.param_groups
         ]
         self._complete = False
         self._all_views, self._views = views, [view for view in views if view.tensor is not view.base]
         torch.optim.Optimizer.__init__(self, ours, {})  # the groups have all settings already
-        self.defaults = dict(self.optimizer.defaults)
+        self.defaults = dict(self.driver.defaults)
         self._complete = True
         self._initial_rates = [group["lr"] for group in self.param_groups]
         self._guard()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Refused: gradients that are clipped there, or rates that are scheduled there, would have no effect."""
+        raise AttributeError(
+            "a solver has no `optimizer`, it is one: clip by solver.param_groups, give the solver itself to a scheduler"
+        )
 
     @abstractmethod
     def take_step(self) -> None:
@@ -119,7 +126,7 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
 
     def push_hyperparameters(self) -> None:
         """Give the inner optimizer the settings that `param_groups` has now."""
-        for ours, inner in zip(self.param_groups, self.optimizer.param_groups, strict=True):
+        for ours, inner in zip(self.param_groups, self.driver.param_groups, strict=True):
             tensors = inner["params"]
             inner.update(ours)
             inner["params"] = tensors
@@ -128,7 +135,7 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
         """Step the inner optimizer."""
         for view in self._views:
             view.tensor.grad = None if view.base.grad is None else view.slice(view.base.grad)
-        type(self.optimizer).step(self.optimizer)
+        type(self.driver).step(self.driver)
         for view in self._views:
             view.tensor.grad = None
         self._pull_hyperparameters()
@@ -138,16 +145,16 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
 
         Its settings and state stay where they are: either way can go on from the other's state, with the same results.
         """
-        if type(self.optimizer) not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
+        if type(self.driver) not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
             return None
-        for group in self.optimizer.param_groups:
+        for group in self.driver.param_groups:
             for tensor in group["params"]:
                 if tensor is x and group["fused"] and not isinstance(group["lr"], Tensor):
                     for name in UNKNOWN_SETTINGS:
                         if group.get(name):
                             return None
-                    rule = _sgd if isinstance(self.optimizer, torch.optim.SGD) else _adam
-                    return rule(group, self.optimizer.state[x], x)
+                    rule = _sgd if isinstance(self.driver, torch.optim.SGD) else _adam
+                    return rule(group, self.driver.state[x], x)
         return None
 
     def learning_rate(self, block: Block) -> float:
@@ -161,14 +168,18 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
         return rates.pop()
 
     def inner_state(self) -> dict[str, Any]:
-        """Return the inner optimizer's state as one process alone would have it; whole with the leader only."""
-        state = self.optimizer.state_dict()
+        """Return the inner optimizer's state as one process alone would have it; whole with the leader only.
+
+        Its settings are the present ones: a scheduler may have stepped since it moved the variables.
+        """
+        self.push_hyperparameters()
+        state = self.driver.state_dict()
         return self._mapped(state, OptimizerView.joined) if self.labelling.sharded else state
 
     def load_inner_state(self, state: dict[str, Any]) -> None:
         """Load the inner optimizer's state, and take its settings over."""
         try:
-            self.optimizer.load_state_dict(self._mapped(state, OptimizerView.cut) if self.labelling.sharded else state)
+            self.driver.load_state_dict(self._mapped(state, OptimizerView.cut) if self.labelling.sharded else state)
         except (KeyError, ValueError):
             raise BadInput("the saved state does not fit: it is of another optimizer, or of other groups") from None
         self._pull_hyperparameters()
@@ -176,7 +187,7 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
 
     def _mapped(self, state: dict[str, Any], change: Callable[[OptimizerView, Tensor], Tensor]) -> dict[str, Any]:
         """Return an optimizer's state with every tensor changed that belongs to a view."""
-        tensors = [tensor for group in self.optimizer.param_groups for tensor in group["params"]]
+        tensors = [tensor for group in self.driver.param_groups for tensor in group["params"]]
         found = {}
         for number, values in state["state"].items():
             # None for learned scales, which every process has.
@@ -186,11 +197,11 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
 
     def _pull_hyperparameters(self) -> None:
         """Take the settings of the inner optimizer's groups, some of which count steps there."""
-        for ours, inner in zip(self.param_groups, self.optimizer.param_groups, strict=True):
+        for ours, inner in zip(self.param_groups, self.driver.param_groups, strict=True):
             ours.update((name, value) for name, value in inner.items() if name != "params")
 
     def _guard(self) -> None:
-        self.optimizer.step = _refuse  # type: ignore[method-assign, assignment]
+        self.driver.step = _refuse  # type: ignore[method-assign, assignment]
 
     # torch's own keep three attributes only.
     def __getstate__(self) -> dict[str, Any]:

@@ -140,9 +140,6 @@ class ProjectedInference(Inference):
     def restore(self, block: Block, x: Tensor) -> None:
         self.family(block).restore(x, self.beta, as_mean=not self.auxiliary)
 
-    def settings(self) -> dict[str, float]:
-        return super().settings() | ({"beta": self.beta} if self.relaxed else {})
-
     def fused_update(self, block: Block, x: Tensor) -> bool:
         family, beta = self._families[block.number], self.beta
         if not (self._is_plain and self.auxiliary and family.fuses):

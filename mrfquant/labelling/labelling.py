@@ -18,7 +18,7 @@ from mrfquant.labelling.block import Block
 from mrfquant.labelling.flat import FlatParameters
 from mrfquant.labelling.levels import LevelSet
 from mrfquant.labelling.scales import Scales
-from mrfquant.labelling.selection import PRESETS
+from mrfquant.labelling.selection import PRESETS, PRODUCTS, coverage, warn_of_unknown_layers
 from mrfquant.text import aligned
 
 Levels = Sequence[float] | LevelSet
@@ -78,11 +78,23 @@ class Labelling:
         if unknown := selected - names.keys():
             raise BadInput(f"Labelling.which selects {min(unknown)!r}: there is no such parameter", "Labelling.which")
         chosen = {id(names[name]) for name in selected}  # a parameter may have several names
-        sets = _sets_by_name(self._trainable, levels, exclude)
+        aliases: dict[int, list[str]] = {}
+        for name, p in names.items():
+            aliases.setdefault(id(p), []).append(name)
+        sets = _sets_by_name({name: aliases[id(p)] for name, p in self._trainable.items()}, levels, exclude)
         self._sets = {name: found for name, found in sets.items() if id(self._trainable[name]) in chosen}
         if levels is not None and not self._sets:
-            raise BadInput("which and exclude leave no parameter to label: leave something in", "Labelling.exclude")
+            raise BadInput(
+                "which and exclude leave no parameter to label: leave something in, or unfreeze the layers you mean",
+                "Labelling.exclude",
+            )
+        if levels is not None and which in ("weights", "inner weights"):
+            excluded = {name for name in self._trainable if name not in sets}
+            warn_of_unknown_layers(model, {*self._sets, *excluded}, PRODUCTS)
         self.lay_out()
+        for name in self.labelled.spans:
+            if not self.labelled.view(name, self.labelled.w).isfinite().all():
+                raise BadInput(f"{name} has weights that are infinite or no numbers: mend it, or exclude it")
 
     def lay_out(self, group_of: Mapping[str, int] | None = None, shard: bool = False) -> None:
         """Lay the parameters out in memory: by level set and optimizer group, in the network's order otherwise.
@@ -232,7 +244,9 @@ class Labelling:
         bits = sum(block.m * block.levels.bits for block in self.blocks)
         rest = sum(p.numel() * p.itemsize for n, p in self.model.named_parameters() if n not in self.labelled.spans)
         total = f"{len(self):,} weights on levels, {bits / 8e3:,.1f} kB; what is not labelled, {rest / 1e3:,.1f} kB"
-        return f"{aligned(rows)}\n{total}"
+        frozen = {name for name, _ in self.model.named_parameters()} - self._trainable.keys()
+        told = coverage(self.model, self.labelled.spans, PRODUCTS, frozen)
+        return "\n".join([aligned(rows), *told, total])
 
     def _scale_of(self, name: str) -> str:
         if self.scale is None:
@@ -330,9 +344,9 @@ def _random_magnitude(tensor: Tensor) -> float:
 
 
 def _sets_by_name(
-    names: Mapping[str, nn.Parameter], levels: Levels | Mapping[str, Levels] | None, exclude: Sequence[str]
+    names: Mapping[str, Sequence[str]], levels: Levels | Mapping[str, Levels] | None, exclude: Sequence[str]
 ) -> dict[str, LevelSet]:
-    """The level set of every labelled parameter, in the order of the parameters."""
+    """The level set of every labelled parameter, in their order, given all the names of each of them."""
     if levels is None:
         if exclude:
             raise BadInput(
@@ -341,8 +355,12 @@ def _sets_by_name(
             )
         return {}
     patterns = dict(levels) if isinstance(levels, Mapping) else {"*": levels}
-    first = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in names}
-    excluded = {p: [name for name in names if fnmatchcase(name, p)] for p in exclude}
+
+    def fits(name: str, pattern: str) -> bool:
+        return any(fnmatchcase(alias, pattern) for alias in names[name])
+
+    first = {name: next((p for p in patterns if fits(name, p)), None) for name in names}
+    excluded = {p: [name for name in names if fits(name, p)] for p in exclude}
     idle = [p for p in patterns if p not in first.values()] + [p for p, found in excluded.items() if not found]
     if idle:
         raise BadInput(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
+TIED, MATRICES = "tied to", "matrices of"
+PARAMETRIZED = "what parametrized weights are computed from"
+WARN_LEFT_FRACTION = 0.1  # of the parameters, in matrices of layers that are not known
 # A function from a network to the names of the parameters that it selects.
 Selection = Callable[[nn.Module], set[str]]
 
@@ -19,23 +25,82 @@ PRODUCTS = (
     nn.RNNCellBase,
 )
 
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def weights_of(*types: type[nn.Module]) -> Selection:
-    """Select the weights, not the biases, of every layer of these types: `weights_of(nn.Linear, nn.Conv2d)`."""
+    """Select the weights, not the biases, of every layer of these types: `weights_of(nn.Linear, nn.Conv2d)`.
+
+    A weight that a layer of another type has, too, as a tied embedding, is left out, as are weights that a layer is
+    computed from (weight norm) and those of adapters (LoRA).
+    """
 
     def select(model: nn.Module) -> set[str]:
-        chosen = {
-            id(p)
-            for module in model.modules()
-            if isinstance(module, types)
-            for own, p in module.named_parameters(recurse=False)
-            if p.dim() > 1 and not own.startswith("bias")  # attention's have three
-        }
-        return {name for name, p in model.named_parameters() if id(p) in chosen}
+        return {name for name, reason in left_out(model, types).items() if not reason}
 
     return select
+
+
+def left_out(model: nn.Module, types: tuple[type[nn.Module], ...]) -> dict[str, str]:
+    """Return why each parameter is no weight of a layer of these types; nothing where it is one."""
+    adapters = {
+        id(inside)
+        for module in model.modules()
+        if "base_layer" in module._modules
+        for name, child in module.named_children()
+        if name != "base_layer"
+        for inside in child.modules()
+    }
+    found: dict[int, set[str]] = {}
+    for module in model.modules():
+        for own, p in module.named_parameters(recurse=False):
+            found.setdefault(id(p), set()).add(_reason(module, own, p, types, id(module) in adapters))
+    return {name: _joined(found[id(p)]) for name, p in model.named_parameters()}
+
+
+def _joined(reasons: set[str]) -> str:
+    """Return the reason of a parameter that may belong to several layers: a weight is one in all of them."""
+    *_, last = sorted(reasons)
+    return f"{TIED} {last}" if last and "" in reasons else last
+
+
+def _reason(module: nn.Module, own: str, p: Tensor, types: tuple[type[nn.Module], ...], adapter: bool) -> str:
+    stem = own.rpartition("_")[0]
+    if adapter:
+        return "adapters"
+    if isinstance(module, parametrize.ParametrizationList):
+        return PARAMETRIZED
+    if stem and stem not in module._parameters and isinstance(getattr(module, stem, None), Tensor):
+        return PARAMETRIZED  # weight_g and weight_v of the old weight norm
+    if isinstance(module, NORMS):
+        return "norms"
+    if p.dim() < 2 or own.startswith("bias"):  # attention's have three
+        return "biases and other vectors"
+    if isinstance(module, EMBEDDINGS) and not isinstance(module, types):
+        return "embeddings"
+    return "" if isinstance(module, types) else f"{MATRICES} {type(module).__name__}"
+
+
+def coverage(
+    model: nn.Module, on_levels: Collection[str], types: tuple[type[nn.Module], ...], frozen: Collection[str] = ()
+) -> list[str]:
+    """Say how many of a network's parameters are on levels, and of what kind the others are, in a line each.
+
+    Args:
+        model: the network.
+        on_levels: the names of its parameters that are.
+        types: of layers whose weights could be.
+        frozen: parameters that are not on levels because they are frozen.
+    """
+    reasons, sizes = left_out(model, types), {name: p.numel() for name, p in model.named_parameters()}
+    left: Counter[str] = Counter()
+    for name, size in sizes.items():
+        if name not in on_levels:
+            left["frozen" if name in frozen else reasons[name] or "left out by choice"] += size
+    total, count = sum(sizes.values()), sum(size for name, size in sizes.items() if name in on_levels)
+    lines = [f"{count:,} of {total:,} parameters are on levels, {count / max(1, total):.1%}"]
+    return lines + [f"{size:,} are not, {size / total:.1%}: {reason}" for reason, size in left.most_common()]
 
 
 def everything(model: nn.Module) -> set[str]:
@@ -44,6 +109,21 @@ def everything(model: nn.Module) -> set[str]:
 
 
 weights = weights_of(*PRODUCTS)
+
+
+def warn_of_unknown_layers(model: nn.Module, on_levels: Collection[str], types: tuple[type[nn.Module], ...]) -> None:
+    """Warn of layers of unknown types, or with weights that are computed, if they hold much of the network."""
+    reasons, left = left_out(model, types), Counter[str]()
+    for name, p in model.named_parameters():
+        if name not in on_levels and reasons[name].startswith((MATRICES, PARAMETRIZED)):
+            left[reasons[name]] += p.numel()
+    if left.total() > WARN_LEFT_FRACTION * sum(p.numel() for p in model.parameters()):
+        warnings.warn(
+            f"{left.total():,} parameters stay in float: {', '.join(left)}; Labelling takes layers of other types by "
+            "which=mq.weights_of(TYPE, ...), torch.nn.utils.parametrize.remove_parametrizations makes computed weights "
+            "ordinary ones",
+            stacklevel=4,
+        )
 
 
 def inner_weights(model: nn.Module) -> set[str]:

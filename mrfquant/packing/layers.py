@@ -250,7 +250,14 @@ def pack_layers(model: nn.Module, packed: Mapping[str, PackedParameter]) -> nn.M
         model.set_submodule(name, made[id(layer)])
     for module in list(model.modules()):
         _unpack_when_read(module, weights)
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained = _refuse_to_save  # type: ignore[assignment]
     return model.eval()
+
+
+def _refuse_to_save(*_: Any, **__: Any) -> None:
+    """Stands in the place of transformers' method: what it writes would be loaded with random weights."""
+    raise BadInput("packed layers have no float weights to save: save the network first, or write PackedNetwork.write")
 
 
 def _unpack_when_read(module: nn.Module, weights: Mapping[int, PackedParameter]) -> None:

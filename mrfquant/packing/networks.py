@@ -44,10 +44,17 @@ def load(
             that the file names by default.
     """
     network = PackedNetwork.read(path)
-    if model is None:
-        model = _build(network, path)
+    given, model = model, _build(network, path) if model is None else model
     _check_fits(network, model, path)
-    model = model.to_empty(device="cpu") if any(t.is_meta for t in model.state_dict().values()) else model
+    if lost := [n for n, b in model.named_buffers() if b.is_meta and n not in model.state_dict()]:
+        if given is not None:
+            raise BadInput(
+                f"the buffer {lost[0]} is on the meta device and in no file, as it is no part of the state: build the "
+                "network on the CPU"
+            )
+        model = _build(network, path, device="cpu")
+    if any(t.is_meta for t in model.state_dict().values()):
+        model = model.to_empty(device="cpu")
     counters = {name: torch.tensor(0) for name in model.state_dict() if name.endswith(COUNTER)}
     model.load_state_dict(network.state_dict() | counters)
     if activations == "int8":
@@ -138,7 +145,12 @@ def pack_weights(
 def architecture(model: nn.Module) -> dict[str, Any]:
     """Return what a file says of a network beside its state: its class, arguments, and parameters of several names."""
     arguments = json.loads(json.dumps(getattr(model, "arguments", {}), default=repr))
-    return {"name": type(model).__name__, "arguments": arguments, "tied": tied_names(model)}
+    kind = type(model)
+    # Ours remember their arguments: another class of the same name cannot be built from what a file says.
+    name = (
+        f"{kind.__module__}.{kind.__name__}" if kind.__name__ in NETWORKS and not hasattr(model, "arguments") else None
+    )
+    return {"name": name or kind.__name__, "arguments": arguments, "tied": tied_names(model)}
 
 
 def pack_state(
@@ -146,6 +158,10 @@ def pack_state(
 ) -> PackedNetwork:
     """Pack a state dict, given the `architecture` of its network and the labels of its parameters."""
     parameters = {}
+    if missing := [name for name in labels if name not in state]:
+        raise BadInput(
+            f"{missing[0]} is not in the network any more: pack or save before layers are wrapped or renamed"
+        )
     for name, label in labels.items():
         try:
             parameters[name] = _packed(_storable(name, state[name]), state[name].dtype, label, encoding)
@@ -193,8 +209,8 @@ def _compact(parts: list[Tensor], group_size: int | None) -> tuple[list[Tensor],
     return runs, group_size
 
 
-def _build(network: PackedNetwork, path: str | os.PathLike[str]) -> nn.Module:
-    """Return the network that the file names, without memory for its parameters yet."""
+def _build(network: PackedNetwork, path: str | os.PathLike[str], device: str = "meta") -> nn.Module:
+    """Return the network that the file names; by default without memory for its parameters yet."""
     import_installed_plugins()
     if network.name not in NETWORKS:
         raise BadInput(
@@ -206,7 +222,7 @@ def _build(network: PackedNetwork, path: str | os.PathLike[str]) -> nn.Module:
     defaults = {p.name: p.default for p in inspect.signature(build).parameters.values() if p.default is not p.empty}
     given = {key: tuple(v) if isinstance(v, list) else v for key, v in network.arguments.items()}
     try:
-        with torch.device("meta"), bounded_network(100 + 4 * (len(network.parameters) + len(network.floats))):
+        with torch.device(device), bounded_network(100 + 4 * (len(network.parameters) + len(network.floats))):
             return build(**defaults | given)
     except (BadInput, TypeError, ValueError, RuntimeError, ArithmeticError, LookupError):
         raise BadInput(f"{path}: a {network.name} cannot be built from the arguments in the file") from None

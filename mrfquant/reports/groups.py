@@ -83,7 +83,7 @@ def _kib(fields: dict[str, Any]) -> float | None:
 
 
 def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> list[Group]:
-    """Return the groups of `runs`, best mean first; by the whole configuration but the seed by default."""
+    """Return the groups of `runs`, best on validation first; by the whole configuration but the seed by default."""
     names = DEFAULT_BY if by is None else tuple(by)
     for name in names if by is not None else ():
         _check_known(name, runs)
@@ -104,12 +104,14 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> list[Gro
     return sorted(groups, key=lambda g: (_place(g), g.key))
 
 
-def _place(group: Group) -> tuple[str, float]:
-    """Return where a group stands in the order: metrics apart, the best first, those without a figure last."""
-    mean = group.mean(f"test_{group.metric.name}")
-    if mean is None:
-        return group.metric.name, float("inf")
-    return group.metric.name, -mean if group.metric.higher else mean
+def _place(group: Group) -> tuple[str, list[float]]:
+    """Return where a group stands in the order: metrics apart, the best on validation first, then the best on test.
+
+    Test figures choose nothing, or they would be none. Groups without a figure come last.
+    """
+    metric = group.metric
+    means = [group.mean(f"{split}_{metric.name}") for split in ("best_val", "test")]
+    return metric.name, [float("inf") if mean is None else -mean if metric.higher else mean for mean in means]
 
 
 def _by_settings(runs: Sequence[Run]) -> Mapping[tuple[str, ...], list[Run]]:

@@ -37,8 +37,8 @@ def _figure(group: Group, value: float | None) -> str:
 COLUMNS: dict[str, Callable[[Group], str]] = {
     "seeds": lambda g: str(g.seeds),
     TEST: _test,
-    "best": lambda g: _figure(g, g.best()),
     "validation": lambda g: _figure(g, g.mean(f"best_val_{g.metric.name}")),
+    "best": lambda g: _figure(g, g.best()),
     "steps/s": lambda g: _number("{:,.4g}", g.mean("steps_per_second")),
     "entropy": lambda g: _number("{:.3f}", g.entropy()),
     "KiB": lambda g: _number("{:,.1f}", g.kib()),

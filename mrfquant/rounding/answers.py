@@ -69,6 +69,7 @@ class RoundedNetwork:
         levels: the levels of every rounded weight, by name.
         layers: how each layer was rounded, in the order of their use.
         notes: weights that were not rounded, or had few inputs.
+        coverage: how many parameters were rounded, and of what kind the others are, a line each.
         answers: labels, scales and zero points of every rounded weight.
         seconds: time taken.
     """
@@ -77,6 +78,7 @@ class RoundedNetwork:
     levels: Mapping[str, LevelSet]
     layers: list[LayerReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    coverage: list[str] = field(default_factory=list)
     answers: Mapping[str, RoundedWeight] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -100,7 +102,7 @@ class RoundedNetwork:
             rows[0].append("above the optimum")
             for row, layer in zip(rows[1:], self.layers, strict=True):
                 row.append(f"at most {layer.energy / layer.bound - 1:.0%}" if layer.bound else "")
-        return "\n".join([aligned(rows), *self.notes, f"{self.seconds:.1f} s"])
+        return "\n".join([aligned(rows), *self.notes, *self.coverage, f"{self.seconds:.1f} s"])
 
     def pack(self) -> PackedNetwork:
         """Return the network with its labels as bits."""

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
-from mrfquant.labelling import LevelSet, uniform, weights_of
+from mrfquant.labelling import LevelSet, uniform
+from mrfquant.labelling.selection import TIED, coverage, left_out, warn_of_unknown_layers
 from mrfquant.rounding.answers import LayerReport, RoundedNetwork
 from mrfquant.rounding.network import Rounding
 from mrfquant.rounding.solvers import LayerSolver
@@ -80,7 +81,7 @@ def round_network(
     )
     given = [batches] if isinstance(batches, (Tensor, Mapping)) else batches
     result = rounding.run(model, levels, given, report, notes.append, forward or plain_call, folder)
-    result.notes = notes
+    result.notes, result.coverage = notes, coverage(model, levels, ROUNDABLE)
     return result
 
 
@@ -100,7 +101,8 @@ def _choose_levels(
     names: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(p), []).append(name)
-    chosen = weights_of(*ROUNDABLE)(model)
+    reasons = left_out(model, ROUNDABLE)
+    chosen = {name for name, reason in reasons.items() if not reason or reason.startswith(TIED)}
     sets = {}
     unused = {*exclude, *overrides}
     for first, *others in names.values():
@@ -111,9 +113,8 @@ def _choose_levels(
         unused -= set(fitting)
         if set(fitting) & set(exclude):
             continue
-        owners = [model.get_submodule(name.rpartition(".")[0]) for name in (first, *others)]
-        if strange := [type(owner).__name__ for owner in owners if not isinstance(owner, ROUNDABLE)]:
-            tell(f"{first} stays in float: it is also the weight of an {strange[0]}")
+        if reasons[first]:
+            tell(f"{first} stays in float: it is {reasons[first]}")
             continue
         if others:
             tell(f"{first} is also {', '.join(others)}: rounded once, for all its uses")
@@ -121,6 +122,7 @@ def _choose_levels(
     if unused:
         listed = ", ".join(name for of in names.values() for name in of if of[0] in chosen)
         raise BadInput(f"the pattern {min(unused)!r} fits no weight that could be rounded; there are {listed}")
+    warn_of_unknown_layers(model, sets, ROUNDABLE)
     if not sets:
         raise BadInput("there is no weight to round: exclude less, or give a network with linear layers")
     return sets

@@ -115,6 +115,8 @@ def test_what_cannot_be_compared_is_refused(command, runs, tmp_path):
 
 def test_what_cannot_be_written_is_refused(command, runs, tmp_path):
     (tmp_path / "file").write_text("")
+    refused(command(runs, "--png", tmp_path / "curves.png"), "there is a figure for each metric, give a folder")
+    assert not (tmp_path / "curves.png").exists()
     refused(command(runs, "--png", tmp_path / "file" / "x"), f"cannot write {tmp_path / 'file' / 'x'}")
 
 

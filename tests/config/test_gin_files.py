@@ -58,10 +58,10 @@ def test_folders_of_the_working_folder_are_no_packages_to_look_for_includes_in(t
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("\nStepDecy.scale = 0.5", 2, "No configurable matching 'StepDecy'; did you mean 'StepDecay'?"),
+        ("\nStepDecy.scale = 0.5", 2, "there is no part 'StepDecy'; did you mean 'StepDecay'?"),
         ("StepDecay.scal = 0.5", 1, "doesn't have a parameter named 'scal'"),
         ("StepDecay.scale = = 0.5", 1, "Unable to parse value"),
-        ("StepDecay.scale = @nothing", 1, "No configurable matching reference '@nothing'"),
+        ("StepDecay.scale = @nothing", 1, "there is no part 'nothing'; a part of your own needs its module: --import"),
         ("include 'nowhere.gin'", 1, "Unable to open file: nowhere.gin"),
         ("import no_such_module", 1, "there is no module 'no_such_module'"),
         ("include 'base.gin'\n\nStepDecay.scale = -1", 3, "StepDecay.scale = -1, expected a finite number above 0"),

@@ -167,7 +167,7 @@ def test_schedulers_act_on_each_group():
     train(model, solver, 0, 1)
     scheduler.step()
     train(model, solver, 1, 2)
-    assert [group["lr"] for group in solver.optimizer.param_groups] == pytest.approx([0.01, 0.025, 0.005])
+    assert [group["lr"] for group in solver.driver.param_groups] == pytest.approx([0.01, 0.025, 0.005])
     solver.scale_learning_rate(2.0)
     assert [group["lr"] for group in solver.param_groups] == pytest.approx([0.02, 0.1, 0.1])
 
@@ -181,7 +181,7 @@ def test_optimizers_may_count_in_their_groups():
 
     model, solver = make(recipe=functools.partial(Counting, lr=0.1), groups={})
     train(model, solver, last=3)
-    assert solver.optimizer.param_groups[0]["steps"] == 3
+    assert solver.driver.param_groups[0]["steps"] == 3
 
 
 def test_the_proximal_step_of_a_group_has_its_rate():
@@ -217,7 +217,7 @@ def test_copies_and_saved_states_go_on_as_the_original(levels, recipe):
     assert_same(model, other)
     assert_same(model, copied.labelling.model)
     with pytest.raises(mq.BadInput):
-        copied.optimizer.step()
+        copied.driver.step()
 
 
 def test_a_state_of_other_groups_does_not_fit():
@@ -316,7 +316,7 @@ def test_schedulers_reach_both():
     train(model, solver, 0, 1)
     scheduler.step()
     train(model, solver, 1, 2)
-    assert [group["lr"] for part in solver.optimizer.parts for group in part.param_groups] == [0.25, 0.025]
+    assert [group["lr"] for part in solver.driver.parts for group in part.param_groups] == [0.25, 0.025]
     with pytest.raises(ValueError, match="momentum or beta1"):
         torch.optim.lr_scheduler.OneCycleLR(solver, max_lr=0.1, total_steps=10)
 

@@ -77,7 +77,7 @@ def test_a_closure_is_called_with_gradients_and_its_loss_returned():
 def test_stepping_the_inner_optimizer_is_refused():
     _, solver = make()
     with pytest.raises(mq.BadInput, match=r"call solver\.step"):
-        solver.optimizer.step()
+        solver.driver.step()
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_schedulers_of_torch_change_what_drives_the_variables(schedule):
     rates = []
     for step in range(20):
         train(model, solver, step, step + 1)
-        rates.append((solver.optimizer.param_groups[0]["lr"], solver.optimizer.param_groups[0]["betas"][0]))
+        rates.append((solver.driver.param_groups[0]["lr"], solver.driver.param_groups[0]["betas"][0]))
         scheduler.step()
     plain = torch.optim.Adam([torch.zeros(1, requires_grad=True)], lr=0.05)
     reference, expected = schedule(plain), []
@@ -103,6 +103,50 @@ def test_schedulers_of_torch_change_what_drives_the_variables(schedule):
         expected.append((plain.param_groups[0]["lr"], plain.param_groups[0]["betas"][0]))
         reference.step()
     assert rates == expected
+
+
+def on_plateau(optimizer):
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.9, patience=0)
+    step = scheduler.step
+    scheduler.step = lambda: step(1.0)
+    return scheduler
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda o: torch.optim.lr_scheduler.StepLR(o, 5),
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 20),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=21),
+        on_plateau,
+    ],
+    ids=["steps", "cosine", "one cycle", "plateau"],
+)
+def test_resumed_with_a_scheduler_it_goes_on_to_the_bit(schedule):
+    def trained(model, solver, scheduler, first, last):
+        for step in range(first, last):
+            train(model, solver, step, step + 1)
+            scheduler.step()
+
+    model, solver = make()
+    scheduler = schedule(solver)
+    trained(model, solver, scheduler, 0, 10)
+    states = copy.deepcopy((solver.state_dict(), {k: v for k, v in scheduler.state_dict().items() if k != "step"}))
+    trained(model, solver, scheduler, 10, 20)
+    other, resumed = make()
+    again = schedule(resumed)
+    resumed.load_state_dict(states[0])
+    again.load_state_dict(states[1])
+    trained(other, resumed, again, 10, 20)
+    assert resumed.param_groups[0]["lr"] == solver.param_groups[0]["lr"]
+    assert same(weights(model), weights(other))
+
+
+def test_a_solver_is_the_optimizer_and_has_none_to_clip_or_to_schedule_by():
+    _, solver = make()
+    assert not hasattr(solver, "optimizer")  # frameworks unwrap what has one
+    with pytest.raises(AttributeError, match=r"clip by solver\.param_groups, give the solver itself to a scheduler"):
+        torch.optim.lr_scheduler.StepLR(solver.optimizer, 5)
 
 
 def test_gradients_that_are_clipped_are_those_that_are_used():
@@ -161,7 +205,7 @@ def test_a_copy_goes_on_by_itself_and_leaves_the_original_alone(levels):
     train(model, solver, 10, 20)
     assert same(weights(model), weights(other.labelling.model))
     with pytest.raises(mq.BadInput):
-        other.optimizer.step()
+        other.driver.step()
 
 
 @every_level_set
@@ -275,6 +319,74 @@ def test_a_state_dict_loaded_beside_the_solver_is_noticed(steps):
         pass
 
 
+@pytest.mark.parametrize("steps", [0, 5])
+def test_weights_written_to_data_are_noticed(steps):
+    model, solver = make()
+    train(model, solver, 0, steps)
+    model[2].weight.data.copy_(network(1)[2].weight)
+    with pytest.raises(mq.BadInput, match=r"2\.weight was changed beside its solver, as by .* weight\.data"):
+        solver.finalize()
+    if not steps:
+        with pytest.raises(mq.BadInput, match=r"2\.weight was changed beside its solver"):
+            train(model, solver, 0, 1)
+
+
+def test_weights_clamped_after_every_step_are_noticed():
+    model, solver = make()
+    for step in range(100):
+        train(model, solver, step, step + 1)
+        model[0].weight.data.clamp_(-0.01, 0.01)
+    with pytest.raises(mq.BadInput, match="was changed beside its solver"):
+        train(model, solver, 100, 101)
+
+
+def test_the_best_weights_loaded_at_the_end_need_the_best_state_of_the_solver():
+    model, solver = make()
+    train(model, solver, 0, 5)
+    best = copy.deepcopy((model.state_dict(), solver.state_dict()))  # a checkpoint of a trainer
+    with solver.rounded():
+        expected = weights(model)
+    train(model, solver, 5, 10)
+    model.load_state_dict(best[0])
+    with pytest.raises(mq.BadInput, match=r"load the solver's own state, too.*optimizer\.pt"):
+        solver.finalize()
+    solver.load_state_dict(best[1])
+    with pytest.warns(UserWarning, match="undecided"):
+        solver.finalize()
+    assert same(weights(model), expected)
+
+
+def test_a_step_within_rounded_is_refused_and_one_after_it_is_not():
+    model, solver = make()
+    with solver.rounded():
+        with pytest.raises(mq.BadInput, match="would be lost"):
+            train(model, solver, 0, 1)
+        with solver.sampled():
+            pass
+        with pytest.raises(mq.BadInput, match="would be lost"):
+            solver.step()
+    train(model, solver, 0, 1)
+
+
+SOLVERS = [mq.ProximalMeanField, mq.MirrorDescent, mq.BinaryConnect, mq.StraightThrough]
+
+
+@every_level_set
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("learn_scale", [False, True], ids=["", "learned scales"])
+def test_the_weights_of_a_frozen_layer_stay_while_beta_grows(levels, solver, learn_scale):
+    if learn_scale and solver is mq.StraightThrough:
+        return
+    beta = {"beta": mq.Geometric(rho=2.0, interval=1)} if solver in SOLVERS[:2] else {}
+    model, solver = make(levels, solver, learn_scale=learn_scale, **beta)
+    train(model, solver, 0, 5)
+    model[0].requires_grad_(False)
+    before = weights(model)
+    train(model, solver, 5, 15)
+    assert torch.equal(weights(model)["0.weight"], before["0.weight"])
+    assert not torch.equal(weights(model)["2.weight"], before["2.weight"])
+
+
 def test_a_layer_frozen_midway_stays_and_goes_on_when_it_is_freed():
     model, solver = make([-1, 0, 1])
     train(model, solver, 0, 5)
@@ -315,6 +427,29 @@ def test_gradients_that_are_no_numbers_are_noticed():
     model[0].weight.grad.fill_(torch.nan)
     with pytest.raises(mq.RunFailed, match="not numbers any more"):
         train(model, solver, 5, 105)
+
+
+@pytest.mark.parametrize("solver", [mq.ProximalMeanField, mq.BinaryConnect])
+def test_gradients_that_are_no_numbers_are_noticed_by_the_answer(solver):
+    model, solver = make(solver=solver)
+    train(model, solver, 0, 5)
+    model[0].weight.grad.fill_(torch.nan)
+    train(model, solver, 5, 7)
+    with pytest.raises(mq.RunFailed, match="not numbers any more at step 7"), solver.rounded():
+        pass
+    with pytest.raises(mq.RunFailed, match="not numbers any more"):
+        solver.finalize()
+    with pytest.raises(mq.RunFailed, match="not numbers any more"):
+        solver.finalize(mq.Jointly([batch(0)[0]]))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_no_numbers_are_not_labelled(value):
+    model = network()
+    model[2].weight.data[0, 0] = value
+    with pytest.raises(mq.BadInput, match=r"2\.weight has weights that are infinite or no numbers"):
+        mq.Labelling(model, [-1, 1], which="weights")
+    mq.Labelling(model, [-1, 1], which="weights", exclude=["2.*"])
 
 
 def test_the_summary_lists_what_is_labelled_and_what_is_not():

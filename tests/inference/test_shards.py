@@ -144,7 +144,7 @@ def memory(_):
     run = Run("PMF on planes", shard=True)
     run.steps(0, 1)
     solver = run.solver
-    state = [t for values in solver.optimizer.state.values() for t in values.values() if t.dim()]
+    state = [t for values in solver.driver.state.values() for t in values.values() if t.dim()]
     planes = [solver.family(block).u for block, _ in solver.items()]
     kept = nbytes([*solver.variables, *planes, *state]) / (8 * len(solver.labelling))
     fair = 16 / present_team().world_size  # x, u and Adam's two, four planes each

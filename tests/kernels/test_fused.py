@@ -49,7 +49,7 @@ def close(one, two):
     torch.testing.assert_close(one.variables[0], two.variables[0], atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(one.labelling.labelled.w, two.labelling.labelled.w, atol=1e-5, rtol=1e-5)
     assert not one.labelling.labelled.g.any()
-    states = [s.optimizer.state[s.variables[0]] for s in (one, two)]
+    states = [s.driver.state[s.variables[0]] for s in (one, two)]
     assert {name for name, value in states[0].items() if value is not None} >= set(states[1])
     for name, value in states[1].items():
         torch.testing.assert_close(states[0][name], value, atol=1e-6, rtol=1e-5)
@@ -145,7 +145,7 @@ def test_others_are_left_to_torch(settings):
     before = made.variables[0].clone()
     assert not made.fused_update(*next(made.items()))
     assert torch.equal(made.variables[0], before)
-    assert not made.optimizer.state[made.variables[0]]
+    assert not made.driver.state[made.variables[0]]
 
 
 def test_a_solver_with_a_step_of_its_own_keeps_it():

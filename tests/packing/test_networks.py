@@ -10,6 +10,7 @@ from torch import nn
 import mrfquant as mq
 from mrfquant.errors import BadInput
 from mrfquant.models import GPT
+from mrfquant.models import NETWORKS as KNOWN
 from mrfquant.packing import layers
 from mrfquant.packing.onnx_export import to_onnx
 from mrfquant.packing.parameter import PackedParameter
@@ -91,7 +92,11 @@ NETWORKS = {
 EXPORTED = ["gpt", "lstm", "several", "tied", "vit"]
 NAMED = {"gpt"}  # in mrfquant.models: a file suffices
 # What has two or more dimensions and belongs to no layer that multiplies by it.
-LEFT = {"vit": {"class_token", "encoder.pos_embedding"}, "gpt": {"token.weight"}}
+LEFT = {
+    "vit": {"class_token", "encoder.pos_embedding"},
+    "gpt": {"token.weight"},
+    "tied": {"embedding.weight"},
+}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -165,3 +170,56 @@ def test_an_onnx_file_that_is_none_is_told_in_a_sentence():
     with pytest.raises(BadInput, match="ONNX Runtime cannot read this ONNX file") as error:
         RuntimeNetwork(b"no protobuf" * 10)
     assert "\n" not in str(error.value)
+
+
+class Rotary(nn.Module):
+    """A network with a buffer that no state dict has."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+        self.register_buffer("frequencies", torch.arange(1.0, 7.0), persistent=False)
+
+    def forward(self, x):
+        return self.linear(x * self.frequencies)
+
+
+def rounded(model, shape=(40, 6)):
+    return mq.round_network(model, [torch.randn(shape)], solver="nearest", progress=False)
+
+
+def test_buffers_that_no_file_has_are_not_left_without_values(tmp_path, monkeypatch):
+    path = tmp_path / "rotary.safetensors"
+    model = Rotary()
+    rounded(model).save(path)
+    with torch.device("meta"):
+        empty = Rotary()
+    with pytest.raises(mq.BadInput, match=r"the buffer frequencies is on the meta device .* on the CPU"):
+        mq.load(path, empty)
+    monkeypatch.setitem(KNOWN, "Rotary", Rotary)  # what is built here has them
+    x = torch.randn(3, 6)
+    assert torch.equal(mq.load(path)(x), model(x))
+
+
+def test_a_class_of_the_same_name_as_one_of_ours_is_told_apart(tmp_path):
+    path = tmp_path / "lenet.safetensors"
+    other = type("LeNet300", (Rotary,), {})()
+    rounded(other).save(path)
+    with pytest.raises(mq.BadInput, match=r"\.LeNet300'.* give it as load\(path, model\)"):
+        mq.load(path)
+    assert torch.equal(mq.load(path, copy.deepcopy(other)).linear.weight, other.linear.weight)
+
+
+def test_a_network_whose_layers_were_wrapped_after_rounding_is_not_packed(tmp_path):
+    result = rounded(Rotary())
+    result.model.linear = nn.ModuleDict({"base_layer": result.model.linear})  # as adapters do
+    with pytest.raises(mq.BadInput, match=r"linear\.weight is not in the network any more: pack or save before"):
+        result.save(tmp_path / "wrapped.safetensors")
+
+
+def test_packed_layers_are_not_saved_as_if_they_were_float():
+    model = Rotary()
+    model.save_pretrained = lambda folder: None  # as networks of transformers have
+    packed = layers.pack_layers(model, rounded(model).pack().parameters)
+    with pytest.raises(mq.BadInput, match="packed layers have no float weights to save"):
+        packed.save_pretrained("folder")

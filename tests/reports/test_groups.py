@@ -56,6 +56,14 @@ def test_the_best_group_is_first_and_one_without_results_last(groups):
     assert [group.label for group in found] == ["REF", "PMF", "BC"]
 
 
+def test_groups_are_ranked_by_validation_and_not_by_the_test_that_reports_them(groups):
+    found = groups({"top1": 98.0, "best_val_top1": 90.0, "rho": 1.1}, {"top1": 97.0, "best_val_top1": 95.0, "rho": 1.2})
+    assert [group.mean("test_top1") for group in found] == [97.0, 98.0]
+    loss = {"name": "loss", "title": "loss", "higher": False, "unit": "", "digits": 4}
+    fields = [{"metric": loss, "test_loss": 3 - v, "best_val_loss": v, "rho": v} for v in (2.0, 1.0)]
+    assert [group.mean("best_val_loss") for group in groups(*fields)] == [1.0, 2.0]
+
+
 def test_labels_tell_what_differs(groups):
     found = groups({"bits": 1}, {"bits": 2, "rho": 1.02}, by=["method", "bits", "Geometric.rho"])
     assert {group.label for group in found} == {"1 bit rho 1.2", "2 bits rho 1.02"}

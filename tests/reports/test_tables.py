@@ -19,9 +19,9 @@ def test_the_table_shows_the_statistics_of_every_group(make_run, told):
     heads, first, second = text_report(group_runs(runs), DEFAULT_BY, 120).splitlines()[:3]
     shown = [" ".join(line.split()) for line in (heads, first, second)]
     assert shown == [
-        "# method model dataset bits seeds test top-1 % best validation steps/s entropy KiB seconds",
-        "1 REF lenet300 mnist 32 1 99.00 99.00 91.00 20 0.000 32.0 20",
-        "2 PMF lenet300 mnist 1 2 97.50 +- 0.71 98.00 91.00 20 0.000 1.0 20",
+        "# method model dataset bits seeds test top-1 % validation best steps/s entropy KiB seconds",
+        "1 REF lenet300 mnist 32 1 99.00 91.00 99.00 20 0.000 32.0 20",
+        "2 PMF lenet300 mnist 1 2 97.50 +- 0.71 91.00 98.00 20 0.000 1.0 20",
     ]
     assert heads.index("test top-1") == first.index("99.00") == second.index("97.50")
     assert len(heads) == len(first) == len(second)

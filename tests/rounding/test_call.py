@@ -206,7 +206,7 @@ def test_tied_weights_are_rounded_once_or_left_and_told():
     language[2].weight = language[0].weight
     result = quiet(language, [torch.randint(9, (20, 5))])
     assert list(result.labels) == ["1.weight"]
-    assert result.notes[0] == "0.weight stays in float: it is also the weight of an Embedding"
+    assert result.notes[0] == "0.weight stays in float: it is tied to embeddings"
 
 
 def test_other_layers_stay_in_float():
