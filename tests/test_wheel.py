@@ -139,7 +139,8 @@ def test_a_run_is_compared_packed_and_tested(binaries, outside):
         ),
         (
             ["pack", "run", "-o", "other.safetensors", "--onnx", "other.onnx"],
-            "--onnx needs onnx, onnx_ir, onnxscript, onnxruntime, which are not installed: pip install 'mrfquant[onnx]'",
+            "--onnx needs onnx, onnx_ir, onnxscript, onnxruntime, which are not installed: "
+            "pip install 'mrfquant[onnx]'",
         ),
     ],
 )
