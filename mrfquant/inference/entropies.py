@@ -74,9 +74,7 @@ class TreeSoftmax(Projection):
                 layer.write(plane, values)
         return out
 
-    def mean(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
-        if not line.is_pair:
-            return super().mean(aux, line, beta, out)
+    def pair(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
         found = [(layer, self._pair_marginals(layer, aux, beta)) for layer in self._layers()]
         out = self.softmax.mean(aux, line, beta, out)
         for layer, t in found:
@@ -91,9 +89,7 @@ class TreeSoftmax(Projection):
                 layer.write(plane, values)
         return out
 
-    def mean_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
-        if not line.is_pair:
-            return super().mean_vjp(t, delta, beta, aux, line)
+    def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
         both, gradient = torch.stack([-aux, aux]), torch.stack([-delta, delta])
         products = [(layer, self._product(layer, gradient, both, beta)) for layer in self._exact_layers()]
         out = self.softmax.mean_vjp(t, delta, beta, aux, line)

@@ -38,11 +38,6 @@ class Mean:
     second: tuple[float, ...] = ()
 
     @classmethod
-    def of_pair(cls, beta: float) -> Mean:
-        """tanh(beta ã)."""
-        return cls(PAIR, 2 * beta * LOG2E)
-
-    @classmethod
     def of_line(cls, p: Sequence[float], spacing: float, grid: int, beta: float) -> Mean:
         """The mean of p under u ∝ exp(beta (a p - s p² / 2)), over the highest p.
 
@@ -55,6 +50,8 @@ class Mean:
                 none. It is d - 1 for even levels, 2 apart.
             beta: the inverse temperature.
         """
+        if len(p) == 2:
+            return cls(PAIR, 2 * beta * LOG2E)  # tanh(beta a), whatever the spacing
         levels, top = np.array(p), len(p) - 1
         near = math.ceil(math.sqrt(0.25 + FADED_LOG / (2 * beta * spacing)) - 0.5)  # 2 beta s n (n + 1) > FADED_LOG
         exponentials = near if grid == top else len(p)  # by the other kernels

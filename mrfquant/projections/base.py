@@ -55,12 +55,26 @@ class Projection(ABC):
 
     def mean(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
         """Return the mean t (m,) of a (m,), the points of a line."""
+        return (self.pair if line.is_pair else self._mean_of_planes)(aux, line, beta, out)
+
+    def pair(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
+        """Return the mean for two levels, t = u_2 - u_1 of ũ = (-a, a); a subclass may have a closed form."""
+        return self._mean_of_planes(aux, line, beta, out)
+
+    def _mean_of_planes(self, aux: Tensor, line: Line, beta: float, out: Tensor | None) -> Tensor:
         parts = [line.mean(self.planes(line.planes(part), beta)) for part in self._split(aux)]
         return torch.cat(parts, out=out)
 
     def mean_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
         """Return the gradient with respect to a (m,), in the sense of `Line`, of what has the gradient δ (m,) with
         respect to t (m,)."""
+        return (self.pair_vjp if line.is_pair else self._vjp_of_planes)(t, delta, beta, aux, line)
+
+    def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
+        """Return the same for two levels; a subclass may have a closed form."""
+        return self._vjp_of_planes(t, delta, beta, aux, line)
+
+    def _vjp_of_planes(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
         for place, part in zip(self._split(delta), self._split(aux), strict=True):
             planes = line.planes(part)
             g = (line.centred / line.top)[:, None] * place

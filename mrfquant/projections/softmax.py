@@ -46,8 +46,6 @@ class Softmax(Projection):
 
     def mean_kernel(self, beta: float, line: Line) -> fused.Mean:
         """Return what compiles `mean`."""
-        if line.is_pair:
-            return fused.Mean.of_pair(beta)
         return fused.Mean.of_line(line.levels, line.spacing, line.grid, beta)
 
     def mean_factors(self, beta: float, line: Line) -> tuple[float, float, float] | None:
@@ -68,7 +66,7 @@ class Softmax(Projection):
         """
         ends, values = np.cumsum(sizes), costs.numpy()
         low, high = values[:, 0], values[:, -1]
-        if line.is_pair:
+        if values.shape[1] == 2:
             return fused.Costs(ends, np.stack([(high - low) / 2, 0 * low], 1), np.zeros(2, np.float32))
         if line.grid == line.top == 2:
             curve = np.array([2 * beta * fused.LOG2E, 4 * math.exp(-2 * beta * line.spacing)], np.float32)
@@ -100,8 +98,9 @@ class Softmax(Projection):
         if out is not None and dispatch.usable(aux, out):
             dispatch.mean(aux, self.mean_kernel(beta, line), out)
             return out
-        if not line.is_pair:
-            return super().mean(aux, line, beta, out)
+        return super().mean(aux, line, beta, out)
+
+    def pair(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
         # tanh x = 2 sigmoid(2x) - 1, which vectorises better: a third of the time on the CPU, the same to 2e-7.
         return torch.mul(aux, 2 * beta, out=out).sigmoid_().mul_(2).sub_(1)
 

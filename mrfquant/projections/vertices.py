@@ -30,9 +30,7 @@ class Sparsemax(Projection):
             threshold = torch.maximum(threshold, (total - 1) / k)
         return z.sub_(threshold).clamp_(min=0)
 
-    def mean(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
-        if not line.is_pair:
-            return super().mean(aux, line, beta, out)
+    def pair(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
         return torch.mul(aux, 2 * beta, out=out).clamp_(-1, 1)
 
     def planes_start(self, u: Tensor, beta: float) -> Tensor:
@@ -47,9 +45,7 @@ class Sparsemax(Projection):
         mean = g.sum(0) / support.sum(0)
         return g.sub_(mean).masked_fill_(~support, 0).mul_(beta)
 
-    def mean_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
-        if not line.is_pair:
-            return super().mean_vjp(t, delta, beta, aux, line)
+    def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
         # From ã, not t: a t that was read off rounded weights may miss the ends of its range.
         return delta.masked_fill_(aux.abs() >= 0.5 / beta, 0).mul_(beta)
 
@@ -73,7 +69,7 @@ class Hardmax(Projection):
         return torch.index_select(line.p / line.top, 0, line.labels(aux), out=out)
 
     def mean_start(self, t: Tensor, line: Line, beta: float) -> Tensor:
-        return super().mean_start(t, line, beta) if line.is_pair else t * (line.spacing * line.top)
+        return t * (line.spacing * line.top) if line.spacing else super().mean_start(t, line, beta)
 
     def planes_start(self, u: Tensor, beta: float) -> Tensor:
         return u.clone()
@@ -82,9 +78,7 @@ class Hardmax(Projection):
         first, second = aux.topk(2, dim=0).values
         return g.sub_(g.mean(0)).masked_fill_(first - second > 1, 0)
 
-    def mean_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
-        if not line.is_pair:
-            return super().mean_vjp(t, delta, beta, aux, line)
+    def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
         return delta.masked_fill_(aux.abs() > 0.5, 0)
 
 
