@@ -208,7 +208,8 @@ class Inference(Answers, SolverOptimizer):
         if labelling.sharded:
             labelling.gather_weights()
         for flat in (labelling.labelled, labelling.free):
-            flat.publish()
+            if flat.is_half:
+                flat.publish()
         labelling.free.zero_gradient()
         if waiting or labelling.sharded:  # fused updates have cleared what they used
             labelling.labelled.zero_gradient()

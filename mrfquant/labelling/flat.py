@@ -71,9 +71,6 @@ class FlatParameters:
         size = self.dtype.itemsize
         self._places = {name: first * size for name, (first, last) in self.spans.items() if first < last}  # in bytes
         self.w.copy_(self._seen_w)
-        # Some weights of each parameter, by which writes are noticed that torch does not count.
-        probed = [] if adopts_writes else [p for ends in self.spans.values() for p in _probes(*ends)]
-        self._probed, self._probes = torch.tensor(probed, dtype=torch.int64, device=device), self.w[:0]
         self._attach()
 
     def __len__(self) -> int:
@@ -130,11 +127,9 @@ class FlatParameters:
         return room[self.shards.team.rank * self.shards.length :][: self.shards.length]
 
     def publish(self) -> None:
-        """Show the network what `w` says, and remember some of it; see `check_not_written`."""
+        """Show the network what `w` says."""
         if self._seen_w is not self.w:
             self._seen_w.copy_(self.w)
-        if self._probed.numel():
-            self._probes = self._seen_w[self._probed]
 
     def _adopt_written(self) -> None:
         """Take into `w` what others have written to the parameters, which have memory of their own."""
@@ -168,18 +163,11 @@ class FlatParameters:
         return [self.spans[name] for name, p in self._parameters.items() if not p.requires_grad]
 
     def check_not_written(self) -> None:
-        """Raise BadInput if something else than the vectors has written to a parameter, as `load_state_dict` does.
-
-        Writes to `parameter.data` are not counted by torch: a few weights of each are compared with what `publish` has
-        shown.
-        """
+        """Raise BadInput if something else than the vectors has written to a parameter, as `load_state_dict` does."""
         written = [name for name, p in self._parameters.items() if p._version != self._versions[name]]
-        if self._probes.numel() and not torch.equal(found := self._seen_w[self._probed], self._probes):
-            place = self._probed[(found != self._probes).nonzero()[0, 0]].item()
-            written += [name for name, (first, last) in self.spans.items() if first <= place < last]
         if written:
             raise BadInput(
-                f"{written[0]} was changed beside its solver, as by load_state_dict or weight.data: load the solver's "
+                f"{written[0]} was changed beside its solver, as by load_state_dict: load the solver's "
                 "own state, too, which a checkpoint has as that of the optimizer (optimizer.pt of transformers' "
                 "Trainer), or load the weights first and build the solver after it, with start='weights'"
             )
@@ -210,10 +198,6 @@ class FlatParameters:
         for name, p in self._parameters.items():
             p.data = self.view(name, self._seen_w)
         self._attach()
-
-
-def _probes(first: int, last: int) -> set[int]:
-    return {first + share * (last - 1 - first) // 3 for share in range(4)} if first < last else set()
 
 
 def part_of(vector: Tensor, like: Tensor, start: int) -> Tensor:

@@ -164,7 +164,7 @@ def test_clearing_the_optimizers_gradients_does_no_harm(solver):
     _, inference, loss = problem(LEVELS[2], solver, exclude=["last.bias"])
     losses = []
     for _ in range(5):
-        inference.optimizer.zero_grad()
+        inference.driver.zero_grad()
         losses += steps(inference, loss, 1)
     assert losses == expected
 

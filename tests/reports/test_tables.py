@@ -61,7 +61,7 @@ def test_many_groups_and_settings_stay_within_the_terminal(make_run, told, group
 
 
 def test_csv_reads_back_to_the_summaries_and_settings(make_run, told):
-    name = 'a, "quoted"\nname'
+    name = 'a, "quoted" name'
     runs = read(told, make_run("a", 97.123456789, note=name), make_run("b", None, rho=1.5, seed=1))
     finished, unfinished = csv.DictReader(io.StringIO(csv_text(runs)))
     assert {k: finished[k] for k in ("run", "finished", "iteration")} == {
