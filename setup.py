@@ -23,9 +23,10 @@ NEEDED = [
 # What some commands need; mrfquant/config/extras.py says what to install where it is missing.
 EXTRAS = {
     "sweep": ["optuna>=4.9"],
-    "reports": ["matplotlib"],  # figures: compare --png, inspect --png, bench --png, denoise
+    "reports": ["matplotlib"],  # figures: compare --png, inspect --png, bench --png
     "onnx": ["onnx", "onnx-ir", "onnxscript", "onnxruntime"],
     "tensorboard": ["tensorboard"],  # run --collector TensorBoard
+    "exact": ["pytoulbar2>=1.4"],  # proofs for fields: infer --task map
     "fast": ["numba"],  # loops over memory on the CPU
     "language": ["transformers", "accelerate", "gguf"],  # docs/examples/round_lm.py
 }
@@ -34,7 +35,7 @@ ALL = [package for name, extra in EXTRAS.items() if name != "language" for packa
 TOOLS = ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "setuptools"]
 DOCS = ["mkdocs<2", "mkdocs-material", "mkdocstrings[python]", "mkdocs-jupyter", "nbclient", "ipykernel"]
 TRUTHS = ["scikit-learn", "torchmetrics>=1.0", "lightning", "accelerate"]
-PEERS = ["pytoulbar2", "psycopg[binary]"]  # tests that compare with them are left out where they are missing
+PEERS = ["psycopg[binary]"]  # tests that compare with them are left out where they are missing
 
 setup(
     name="mrfquant",
@@ -49,6 +50,7 @@ setup(
     package_dir={"mrfquant.configs": "gin"},
     package_data={
         "mrfquant": ["py.typed", "*.pyi"],
+        "mrfquant.mrf": ["*.pyi"],
         "mrfquant.data": ["digits.npz", "alice.txt.gz"],
         "mrfquant.configs": ["*.gin", "*/*.gin", "*/*.space"],
         "mrfquant.reports": ["*.html", "*.css", "*.js"],

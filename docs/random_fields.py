@@ -1,4 +1,4 @@
-"""Random fields of many kinds, as files for `mrfquant uai-table`.
+"""Random fields of many kinds, as files for uai_table.py.
 
 python docs/random_fields.py FOLDER writes them.
 """
@@ -25,6 +25,25 @@ def spins(side: int, strength: float, random: Random) -> FactorGraph:
     grid = nx.grid_2d_graph(side, side)
     couplings = strength * _normal(random, grid.number_of_edges())
     return ising(grid, _normal(random, side * side), couplings)
+
+
+def torus(side: int, random: Random) -> FactorGraph:
+    """A spin glass on a three-dimensional torus, with couplings of 1 and -1."""
+    grid = nx.grid_graph((side, side, side), periodic=True)
+    signs = torch.randint(0, 2, (grid.number_of_edges(),), generator=random)
+    return ising(grid, 0.0, 2.0 * signs - 1)
+
+
+def clauses(nodes: int, count: int, random: Random) -> FactorGraph:
+    """Clauses of three literals, all hard, that a hidden labelling satisfies."""
+    hidden, factors = torch.randint(0, 2, (nodes,), generator=random).tolist(), []
+    while len(factors) < count:
+        scope, signs = _choose(nodes, 3, random), torch.randint(0, 2, (3,), generator=random).tolist()
+        if [hidden[v] for v in scope] != signs:
+            table = torch.zeros(2, 2, 2)
+            table[tuple(signs)] = NEVER
+            factors.append((scope, table))
+    return FactorGraph([2] * nodes, factors)
 
 
 def regular(nodes: int, degree: int, labels: int, random: Random) -> FactorGraph:
@@ -156,6 +175,10 @@ FIELDS: dict[str, Callable[[Random], FactorGraph]] = {
     "side_chains_120": lambda r: side_chains(120, 60, r),
     "disparity_40": lambda r: disparity(30, 40, 16, r),
     "disparity_120": lambda r: disparity(80, 120, 12, r),
+    "torus_8": lambda r: torus(8, r),
+    "torus_15": lambda r: torus(15, r),
+    "full_60_20": lambda r: full(60, 20, r),
+    "clauses_2700": lambda r: clauses(2700, 10_800, r),
 }
 
 

@@ -5,6 +5,7 @@ from .labelling import (
     Block as Block,
     Labelling as Labelling,
     LevelSet as LevelSet,
+    Trellis as Trellis,
     uniform as uniform,
     weights_of as weights_of,
 )
@@ -24,7 +25,6 @@ from .inference import (
     LatentInference as LatentInference,
     ProjectedInference as ProjectedInference,
     ByShape as ByShape,
-    Lookahead as Lookahead,
 )
 
 # models of the loss, and the distribution that u stands for
@@ -36,7 +36,6 @@ from .energies import (
     Prior as Prior,
     LabelPrior as LabelPrior,
     CodeLength as CodeLength,
-    TargetHistogram as TargetHistogram,
 )
 from .inference.entropies import Entropy as Entropy, TreeEntropy as TreeEntropy
 
@@ -61,7 +60,6 @@ from .projections import (
 from .schedules import (
     Constant as Constant,
     CosineDecay as CosineDecay,
-    CosineTo as CosineTo,
     Geometric as Geometric,
     GeometricTo as GeometricTo,
     LinearTo as LinearTo,
@@ -100,7 +98,6 @@ from .objectives import (
 from .data.torchvision_import import import_torchvision as import_torchvision
 from .training import (
     Collector as Collector,
-    Decide as Decide,
     Hook as Hook,
     Samples as Samples,
     TensorBoard as TensorBoard,
@@ -110,7 +107,6 @@ from .errors import BadInput as BadInput, BadSetting as BadSetting, RunFailed as
 
 # rounding trained networks, smaller networks, packed networks
 from .rounding import (
-    Jointly as Jointly,
     LayerProblem as LayerProblem,
     Rounded as Rounded,
     Rounding as Rounding,
@@ -124,6 +120,7 @@ from .packing.onnx_export import export_onnx as export_onnx
 # explicit fields and their solvers
 from .mrf import (
     AlphaExpansion as AlphaExpansion,
+    Annealing as Annealing,
     BeliefPropagation as BeliefPropagation,
     BranchAndBound as BranchAndBound,
     CoordinateDescent as CoordinateDescent,
@@ -139,10 +136,19 @@ from .mrf import (
     Result as Result,
     SequentialMeanField as SequentialMeanField,
     FieldSolver as FieldSolver,
+    Toulbar2 as Toulbar2,
     TreeReweighted as TreeReweighted,
+    best_labellings as best_labellings,
+    crf_belief_propagation as crf_belief_propagation,
+    crf_mean_field as crf_mean_field,
+    diverse_labellings as diverse_labellings,
+    grid_edges as grid_edges,
     ising as ising,
     log_partition as log_partition,
+    marginal_map as marginal_map,
     potts as potts,
+    pseudo_likelihood as pseudo_likelihood,
+    sample_log_z as sample_log_z,
     solve as solve,
     with_evidence as with_evidence,
 )

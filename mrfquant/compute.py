@@ -11,11 +11,14 @@ each process takes that of its part, if they share the variables out (`Experimen
 import math
 import os
 import re
+import secrets
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,6 +31,7 @@ from torch import Tensor, nn
 from mrfquant.errors import BadInput, RunFailed
 
 T = TypeVar("T")
+TIMEOUT = 600  # seconds that a process waits for its peers, unless MRFQUANT_TIMEOUT says otherwise
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -216,12 +220,13 @@ def _operation(name: str, former: str) -> Callable[..., Any]:
 
 @contextmanager
 def noticing_lost_peers() -> Iterator[None]:
-    """Within the block, an error because another process is gone ends the run with a sentence."""
+    """Within the block, an error because another process is gone or hangs ends the run with a sentence."""
     try:
         yield
     except RuntimeError as error:
         if isinstance(error, dist.DistError) or "gloo" in str(error):
-            raise RunFailed("another process of the run is gone: resume it from its last checkpoint") from None
+            late = "does not answer" if re.search("time(d )?out", str(error), re.IGNORECASE) else "is gone"
+            raise RunFailed(f"another process of the run {late}: resume it from its last checkpoint") from None
         raise
 
 
@@ -234,20 +239,71 @@ def present_team() -> Team:
 
 def join_team(device: torch.device) -> tuple[Team, torch.device]:
     """The team that torchrun has started this process in, and the device that is its own; alone without torchrun."""
-    size = os.environ.get("WORLD_SIZE", "1")
-    if size == "1":
+    size = _number_in("WORLD_SIZE", 1, math.inf, 1)
+    if size == 1:
         return Team(), device
-    if missing := [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+    needed = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in needed if name not in os.environ]:
         raise BadInput(
             f"WORLD_SIZE = {size} says that there are other processes, but {', '.join(missing)} is not set: "
             "start the run with torchrun, or unset WORLD_SIZE"
         )
+    rank, local_rank = _number_in("RANK", 0, size - 1), _number_in("LOCAL_RANK", 0, size - 1)
+    port, timeout = _number_in("MASTER_PORT", 0, 65535), _number_in("MRFQUANT_TIMEOUT", 1, 10**6, TIMEOUT)
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    with _ending_at_once():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        with _ending_at_once():
+            backend, wait = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout)
+            store, *_ = next(dist.rendezvous("env://", timeout=wait))
+            store = dist.PrefixStore(_agree_on_names(store, rank, size, timeout), store)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
+    except (RuntimeError, ValueError) as error:
+        where = f"{os.environ['MASTER_ADDR']}:{port}"
+        raise RunFailed(
+            f"process {rank} of {size} did not meet the others at {where} within {timeout} seconds "
+            f"({str(error).splitlines()[0][:200]}): look whether all were started and reach each other, and start "
+            "them again"
+        ) from None
     return present_team(), device
+
+
+def _agree_on_names(store: dist.Store, rank: int, size: int, timeout: float) -> str:
+    """Return a text that the processes of this start share, and no others that use the store.
+
+    Where torchrun starts all processes again, the store still has what those before have left: a process that reads
+    their addresses waits for ever. So each gives itself a name, and the leader lists them until every process has
+    found its own in the list, and said so.
+    """
+    name, deadline = secrets.token_hex(8), time.monotonic() + timeout
+    store.set(f"name {rank}", name)
+    while time.monotonic() < deadline:
+        if rank == 0:
+            names = " ".join(store.get(f"name {peer}").decode() for peer in range(size))
+            store.set("names", names)
+            if store.check([f"{names} seen by {peer}" for peer in range(1, size)]):
+                store.set(f"{names} complete", "")
+                return names
+        elif name in (names := store.get("names").decode()):
+            store.set(f"{names} seen by {rank}", "")
+            if store.check([f"{names} complete"]):
+                return names
+        time.sleep(0.01)
+    raise RuntimeError("some did not come")
+
+
+def _number_in(variable: str, least: float, most: float, default: int | None = None) -> int:
+    """Return the whole number in a variable of the environment, which torchrun or the user has set."""
+    given = os.environ.get(variable, default)
+    try:
+        number = int(given or "")
+    except ValueError:
+        number = None
+    if number is None or not least <= number <= most:
+        expected = f"a whole number from {least}" + (f" to {most}" if most < math.inf else "")
+        raise BadInput(f"the variable {variable} is {given!r}, expected {expected}: unset it, and start with torchrun")
+    return number
 
 
 @contextmanager

@@ -71,8 +71,7 @@ class Reader:
     """A layer that reads the channels of another one."""
 
     layer: Layer
-    maps: list[Map]  # what happens to a constant on the way
-    norms: list[Any]  # on the way
+    way: list[Any]  # the norms and activations that channels pass before
     columns: int  # neighbouring columns of the layer for each channel
 
     @property
@@ -84,16 +83,15 @@ class Reader:
 
     def constants(self, values: Tensor) -> Tensor:
         """Return the inputs (c,) here for constant outputs (c,) of the other layer."""
-        for apply in self.maps:
-            values = apply(values)
+        for step in self.way:
+            values = _normalised(step, values) if isinstance(step, NORMS) else step(values)
         return values
 
     def closed(self) -> Tensor:
         """Return whether a factor 0 of a norm on the way makes the channel constant: (c,)."""
-        channels = self.layer.weight.shape[1] // self.columns
-        closed = self.layer.weight.new_zeros(channels, dtype=torch.bool)
-        for norm in self.norms:
-            if norm.weight is not None:
+        closed = self.layer.weight.new_zeros(self.layer.weight.shape[1] // self.columns, dtype=torch.bool)
+        for norm in self.way:
+            if isinstance(norm, NORMS) and norm.weight is not None:
                 closed |= norm.weight == 0
         return closed
 
@@ -184,33 +182,33 @@ def _route(modules: dict[fx.Node, Any], node: fx.Node) -> Route | None:
     if not _plain(layer):
         return None
     route = Route(layer)
-    # The next node, the maps and norms before it, whether its input has pixels, whether it had them before a flatten.
-    ways: list[tuple[fx.Node, list[Map], list[Any], bool, bool]]
-    ways = [(user, [], [], isinstance(layer, nn.Conv2d), False) for user in node.users]
+    # The next node, what was passed before it, whether its input has pixels, whether it had them before a flatten.
+    ways: list[tuple[fx.Node, list[Any], bool, bool]]
+    ways = [(user, [], isinstance(layer, nn.Conv2d), False) for user in node.users]
     while ways:
-        node, maps, norms, is_map, flattened = ways.pop()
+        node, way, is_map, flattened = ways.pop()
         module: Any = modules.get(node)
         if _plain(module):
             columns, rest = divmod(module.weight.shape[1], len(layer.weight))
             fits = isinstance(module, nn.Conv2d if is_map else nn.Linear)
             if not fits or (columns != 1 and not flattened) or rest:
                 return None
-            route.readers.append(Reader(module, maps, norms, columns))
+            route.readers.append(Reader(module, way, columns))
             continue
         if type(module) in NORMS:
             if is_map != isinstance(module, nn.BatchNorm2d) or flattened or module.running_mean is None:
                 return None
             route.norms.append(module)
-            maps, norms = [*maps, _normalised(module)], [*norms, module]
-        elif (mapped := _pointwise(node, module)) is not None:
-            maps = [*maps, mapped]
+            way = [*way, module]
+        elif (activation := _pointwise(node, module)) is not None:
+            way = [*way, activation]
         elif _flattens(node, module):
             flattened, is_map = flattened or is_map, False
         elif is_map and _averages(node):
             is_map = False
         elif not (is_map and _is_pool(node, module)):
             return None
-        ways += [(user, maps, norms, is_map, flattened) for user in node.users]
+        ways += [(user, way, is_map, flattened) for user in node.users]
     return route if route.readers else None
 
 
@@ -234,14 +232,10 @@ def _plain(module: nn.Module | None) -> bool:
     return type(module) is nn.Linear or (type(module) is nn.Conv2d and module.groups == 1)
 
 
-def _normalised(norm: Any) -> Map:
-    """Return the map of constants (c,) by batch norm in eval mode."""
-
-    def apply(values: Tensor) -> Tensor:
-        mean, variance = norm.running_mean, norm.running_var
-        return functional.batch_norm(values[None], mean, variance, norm.weight, norm.bias, eps=norm.eps)[0]
-
-    return apply
+def _normalised(norm: Any, values: Tensor) -> Tensor:
+    """Return what batch norm in eval mode makes of constants (c,)."""
+    mean, variance = norm.running_mean, norm.running_var
+    return functional.batch_norm(values[None], mean, variance, norm.weight, norm.bias, eps=norm.eps)[0]
 
 
 def _pointwise(node: fx.Node, module: Any) -> Map | None:
@@ -269,14 +263,18 @@ def _flattens(node: fx.Node, module: nn.Module | None) -> bool:
     """Return whether it flattens channels and pixels of every image."""
     if type(module) is nn.Flatten:
         return module.start_dim == 1 and module.end_dim == -1
-    given = (*node.args[1:], *node.kwargs.values())
-    return node.target in (torch.flatten, "flatten") and given in ((1,), (1, -1))
+    return node.target in (torch.flatten, "flatten") and _given(node) in ((1,), (1, -1))
 
 
 def _averages(node: fx.Node) -> bool:
     """Return whether it is the mean over all pixels of a channel."""
-    given = (*node.args[1:], *node.kwargs.values())
+    given = _given(node)
     return node.target in (torch.mean, "mean") and given in (((2, 3),), ([2, 3],), ((-2, -1),), ([-2, -1],))
+
+
+def _given(node: fx.Node) -> tuple[Any, ...]:
+    """Return the arguments of a call beside its input."""
+    return (*node.args[1:], *node.kwargs.values())
 
 
 def _resize(layer: Layer, side: str, count: int) -> None:

@@ -126,11 +126,3 @@ class LinearTo(_Annealed):
 
     def between(self, done: float) -> float:
         return self.start + (self.end - self.start) * done
-
-
-@configurable
-class CosineTo(_Annealed):
-    """Grows along half a cosine: slowly at both ends."""
-
-    def between(self, done: float) -> float:
-        return self.start + (self.end - self.start) * (1 - math.cos(math.pi * done)) / 2

@@ -8,13 +8,21 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from mrfquant.compute import background, carry_channels_last, synchronise_batch_norm
+from mrfquant.compute import (
+    _agree_on_names,
+    background,
+    carry_channels_last,
+    join_team,
+    synchronise_batch_norm,
+)
+from mrfquant.errors import BadInput
 from mrfquant.storage.checkpoints import Checkpoints
 
 CONFIG = """
@@ -134,9 +142,9 @@ def test_a_killed_process_of_torchrun_ends_the_run_and_it_can_be_resumed(config,
     assert torch.isfinite(state["inference"]["variables"][0]).all()
 
 
-def torchrun(*arguments):
+def torchrun(*arguments, restarts=5):
     """An agent; its messages come with `communicate`."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=5", *map(str, arguments)]
+    command = [sys.executable, "-m", "torch.distributed.run", f"--max-restarts={restarts}", *map(str, arguments)]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
     return subprocess.Popen(command, env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
@@ -157,21 +165,56 @@ def assert_same_end(folder, undisturbed):
     assert (variables(folder) - variables(undisturbed)).abs().max() < 1e-4
     records = [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert records == list(range(5, 205, 5))
-    assert "going on from iteration" in (folder / "log.txt").read_text()
+
+
+DYING = """
+import os, signal, sys
+import torch.distributed
+from mrfquant.commands.run import main
+from mrfquant.compute import Team
+from mrfquant.training import Trainer
+
+def dies(owner, name, after=0):
+    function, calls = getattr(owner, name), []
+    def dying(*args, **kwargs):
+        calls.append(name)
+        if len(calls) > after:
+            os.kill(os.getpid(), getattr(signal, os.environ.get("DIE_BY", "SIGKILL")))
+        return function(*args, **kwargs)
+    setattr(owner, name, dying)
+
+if os.environ["RANK"] == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+    PLACE
+sys.exit(main(sys.argv[1:]))
+"""
+PLACES = {
+    "before it meets the others": "dies(torch.distributed, 'init_process_group')",
+    "before there is a folder": "dies(Team, 'agree')",
+    "in its first step": "dies(Trainer, '_step')",
+    "after a checkpoint": "dies(Trainer, '_step', 25)",
+}
+
+
+@pytest.fixture(scope="module", params=[False, True])
+def undisturbed(request, config, run, tmp_path_factory):
+    """A run of two processes, and its settings; plain and shared out."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    words = ["--gin", config(200), "--set", f"Experiment.shard = {request.param}"]
+    run(2, *words, "--out", folder)
+    return folder, words
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", [False, True])
-def test_torchrun_starts_killed_processes_again_and_the_run_ends_as_if_undisturbed(config, run, tmp_path, shard):
-    path, sharded = config(200), ["--set", f"Experiment.shard = {shard}"]
-    run(2, "--gin", path, "--out", tmp_path / "undisturbed", *sharded)
+@pytest.mark.parametrize("place", PLACES)
+def test_torchrun_starts_killed_processes_again_and_the_run_ends_as_if_undisturbed(undisturbed, tmp_path, place):
+    whole, words = undisturbed
+    (script := tmp_path / "dying.py").write_text(DYING.replace("PLACE", PLACES[place]))
     folder = tmp_path / "killed"
-    command = [*COMMAND, "--gin", path, "--out", folder, "--continue", *sharded]
-    agent = torchrun("--standalone", "--nproc_per_node=2", *command)
-    kill_a_worker(agent, folder)
+    agent = torchrun("--standalone", "--nproc_per_node=2", script, *words, "--out", folder, "--continue", restarts=1)
     _, err = agent.communicate(timeout=300)
     assert agent.returncode == 0, err
-    assert_same_end(folder, tmp_path / "undisturbed")
+    assert_same_end(folder, whole)
+    assert ("going on from iteration" in (folder / "log.txt").read_text()) == (place == "after a checkpoint")
 
 
 @pytest.mark.slow
@@ -190,6 +233,93 @@ def test_two_nodes_go_on_when_a_process_of_one_is_killed(config, run, tmp_path):
         _, err = agent.communicate(timeout=300)
         assert agent.returncode == 0, err
     assert_same_end(folder, tmp_path / "undisturbed")
+    assert "going on from iteration" in (folder / "log.txt").read_text()
+
+
+def test_processes_that_are_started_again_do_not_read_what_those_before_have_left():
+    store = dist.HashStore()
+
+    def meet():
+        """Two processes, of which the second one comes first, and then the first one late."""
+        with ThreadPoolExecutor() as pool:
+            second = pool.submit(_agree_on_names, store, 1, 2, 20)
+            time.sleep(0.1)
+            first = pool.submit(_agree_on_names, store, 0, 2, 20)
+            assert first.result() == second.result()
+            return first.result()
+
+    store.set("name 1", "killed")  # before the first one came
+    found = [meet() for _ in range(3)]
+    assert len(set(found)) == 3
+    assert not any("killed" in names for names in found)
+    with pytest.raises(RuntimeError):
+        _agree_on_names(store, 1, 2, 0.2)  # alone, however many have met here
+
+
+def assert_ends_in_a_sentence(done, status, sentence):
+    assert done.returncode == status, done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "by", "sentence"),
+    [
+        pytest.param(
+            "before it meets the others",
+            "SIGKILL",
+            "process 0 of 2 did not meet the others at 127.0.0.1",
+            marks=pytest.mark.slow,
+        ),
+        ("before there is a folder", "SIGKILL", "another process of the run is gone"),
+        ("before there is a folder", "SIGSTOP", "another process of the run does not answer"),
+        pytest.param(
+            "after a checkpoint",
+            "SIGSTOP",
+            "another process of the run does not answer",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_process_that_is_lost_or_hangs_ends_the_run_in_a_sentence(python, config, tmp_path, place, by, sentence):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    team = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "MRFQUANT_TIMEOUT": "3", "DIE_BY": by}
+    words = ["-c", DYING.replace("PLACE", PLACES[place]), "--gin", config(100_000), "--out", tmp_path / "run"]
+    processes = [python.start(*words, **team, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in (0, 1)]
+    try:
+        assert_ends_in_a_sentence(processes[0].wait(), 1, sentence)
+    finally:
+        if by == "SIGSTOP":
+            processes[1].send_signal(signal.SIGKILL)
+    assert processes[1].wait().returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"WORLD_SIZE": "two"},
+        {"WORLD_SIZE": "0"},
+        {"RANK": "x"},
+        {"RANK": "2"},
+        {"RANK": "-1"},
+        {"LOCAL_RANK": ""},
+        {"MASTER_PORT": "http"},
+        {"MASTER_PORT": "99999999"},
+        {"MASTER_PORT": None},
+        {"MRFQUANT_TIMEOUT": "0"},
+    ],
+)
+def test_a_team_that_the_environment_does_not_describe_is_refused(monkeypatch, wrong):
+    described = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    for name, value in {**described, **wrong}.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(BadInput, match=next(iter(wrong))):
+        join_team(torch.device("cpu"))
 
 
 @pytest.fixture

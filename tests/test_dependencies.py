@@ -18,20 +18,22 @@ PACKAGES = {"gin": "gin-config", "PIL": "pillow"}  # modules that have another n
 PEERS = {
     "jax",
     "pgmax",
-    "pygms",
     "torchao",
     "entmax",
-    "pytoulbar2",
 }  # that `mrfquant bench --peers` compares with where they are
 # Modules that the others import within functions only, and the extra that they need.
 OPTIONAL = {
     "reports/figures.py": "reports",
     "benchmarks/picture.py": "reports",
     "kernels/descent.py": "fast",
+    "kernels/forward_backward.py": "fast",
     "kernels/jit.py": "fast",
+    "kernels/mixing.py": "fast",
+    "kernels/runs.py": "fast",
     "kernels/simplex.py": "fast",
     "kernels/steps.py": "fast",
     "kernels/trees.py": "fast",
+    "kernels/viterbi.py": "fast",
 }
 FILES = {
     name: path

@@ -79,6 +79,13 @@ def test_round_network_by_icm_changes_every_layer_less_than_nearest(output):
     assert all(by_icm < by_nearest / 2 for by_nearest, by_icm in zip(*errors, strict=True))
 
 
+def test_round_trellis_has_less_error_than_four_levels_and_writes_a_file(output, tmp_path):
+    four, short, long, bits = (float(number) for number in re.findall(r"\d\.\d+", output("round_trellis")))
+    assert 0.0625 < long < short < 0.7 * four
+    assert 2 < bits < 2.2
+    assert (tmp_path / "trellis.safetensors").stat().st_size > 256 * 384 / 4
+
+
 def test_own_network_starts_near_float_and_ends_binary_as_good(output):
     trained, relaxed, binary = accuracies(output("own_network"))
     assert trained > 93
@@ -102,6 +109,22 @@ def test_field_from_networkx_has_belief_propagation_closer_than_mean_field(outpu
     (exact, zero), (_, propagation), (bound, mean_field) = ((float(r[1].split()[0]), float(r[2])) for r in rows)
     assert zero == 0 < propagation < mean_field < 0.1
     assert bound < exact
+
+
+def test_denoise_draws_solvers_that_clean_most_of_the_picture(python, tmp_path):
+    done = python.run(FOLDER / "denoise.py", "icm,max_product", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (icm, wrong), (best, fewer) = (map(float, line.split()[1:3]) for line in done.stdout.splitlines()[1:])
+    assert best < icm  # the energy
+    assert fewer < wrong < 19.7 / 2  # per cent; of the noisy pixels, rounded, 19.7 are wrong
+    assert (tmp_path / "denoise.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_crf_layer_makes_the_network_better_by_the_smoothness_that_it_learns(output):
+    text = output("crf_layer")
+    without, with_layer = (float(number) for number in re.findall(r"right ([\d.]+) %", text))
+    assert with_layer > without + 2
+    assert float(re.search(r"0.00 -> ([\d.]+)", text)[1]) > 0.5
 
 
 def test_generate_learns_and_continues_a_prompt(output):

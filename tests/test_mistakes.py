@@ -37,11 +37,22 @@ def refused(capsys, words, *arguments, command=running.main):
         ("import os  # =", "is not a binding"),
         ("LeNet300.width = 1e300", "the network is too large"),
         ("LeNet300.width = 1e12", "the network is too large"),
+        ("Experiment.optimizer = @Adam()", "Adam needs params: bind it, or, in gin, name @Adam without parentheses"),
+        ("Adam.betas = ''", "the optimizer Adam cannot be built"),
+        ("Trainer.hours = 1e308", "doesn't have a parameter named 'hours'"),
         ("Trainer.batch_size = 1", "Trainer.batch_size = 1, expected at least 2 for a network with batch norm"),
     ],
 )
 def test_a_bad_setting_is_told(binding, words, capsys, tmp_path):
     refused(capsys, words, *CONFIG, "--out", tmp_path / "run", "--set", binding)
+
+
+def test_a_folder_whose_name_is_no_text_is_refused_before_anything_is_made(capsys, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        running.main([*CONFIG, "--out", f"{tmp_path}/run\udcff"])
+    assert ended.value.code == 2
+    assert "is no UTF-8 text" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -141,7 +152,7 @@ def test_wrong_types_and_absurd_figures_do_not_stop_a_comparison(file, content, 
         (tmp_path / name / "summary.json").write_text(json.dumps({**SUMMARY, "seed": len(name)}))
         (tmp_path / name / "metrics.jsonl").write_text('{"iteration": 1, "loss": 2.0, "val_top1": 50.0}\n')
     (tmp_path / "bad" / file).write_bytes(content.encode("latin-1"))
-    kinds = ["html", "csv", *(["png"] if "e308" in content else [])]
+    kinds = ["html", "csv", *(["figures"] if "e308" in content else [])]
     out = [f"--{kind}={tmp_path / kind}" for kind in kinds]
     assert compare.main([str(tmp_path), *out]) == 0
     assert "\x1b" not in capsys.readouterr().out

@@ -114,8 +114,8 @@ def test_files_that_they_name_are_there(guide):
         assert (folder / path).resolve().exists(), path
 
 
-LONG = ("bench", "uai-table", "reproduce", "sweep")  # run by their own tests
-SHORTER = {"run": ["--smoke"], "denoise": ["--solvers", "icm"]}
+LONG = ("bench", "reproduce", "sweep")  # run by their own tests
+SHORTER = {"run": ["--smoke"]}
 
 
 def test_every_command_that_they_name_takes_its_arguments():

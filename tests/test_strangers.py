@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from mrfquant.commands import inspect_labels, pack, posterior, sweep
+from mrfquant.commands import eval as evaluation
+from mrfquant.commands import pack, sweep
 from mrfquant.commands import round as rounding
 from mrfquant.commands import run as running
 from mrfquant.config.gin_files import CONFIGS, Config
@@ -111,17 +112,17 @@ def foreign(tmp_path, monkeypatch):
 
 
 def test_commands_that_read_a_run_execute_nothing_of_it_unless_allowed(foreign, tmp_path, capsys):
-    assert inspect_labels.main([str(foreign)]) == 0  # the checkpoint says all that it takes
+    assert evaluation.main([str(foreign), "--layers"]) == 0  # the checkpoint says all that it takes
     assert pack.main([str(foreign), "-o", str(tmp_path / "model.safetensors")]) == 0
     commands = [
-        (posterior.main, [str(foreign)]),
+        (evaluation.main, [str(foreign)]),
         (rounding.main, ["--run", str(foreign)]),
     ]
     for main, words in commands:
         assert main(words) == 2
         assert "if you trust it, allow it with --import evil_parts" in capsys.readouterr().err
     assert not (tmp_path / "executed").exists()
-    assert posterior.main([str(foreign), "--samples", "1", "--import", "evil_parts"]) == 0
+    assert evaluation.main([str(foreign), "--samples", "1", "--import", "evil_parts"]) == 0
     assert (tmp_path / "executed").exists()
 
 
@@ -149,12 +150,12 @@ def test_escapes_of_a_packed_file_do_not_reach_the_terminal(tmp_path, capsys):
     file = tmp_path / "model.safetensors"
     network = packed(origin={"run": "\x1b]0;owned\x07", "\x1b[2J": 1}, floats={"\x1b[31mbias": torch.ones(1)})
     network.write(file)
-    assert inspect_labels.main([str(file)]) == 0
+    assert evaluation.main([str(file), "--layers"]) == 0
     assert "\x1b" not in capsys.readouterr().out
     network.input_info = {"mean": [1.0], "std": [], "classes": []}
     network.parameters = {"\x1b[31m": packed().parameters["w"]}
     network.write(file)
-    assert inspect_labels.main([str(file)]) == 2
+    assert evaluation.main([str(file), "--layers"]) == 2
     assert "\x1b" not in capsys.readouterr().err
 
 

@@ -116,7 +116,7 @@ def test_a_run_is_compared_packed_and_tested(binaries, outside):
     for words in (
         ["compare", "run", "--html", "report.html", "--csv", "runs.csv"],
         ["pack", "run", "-o", "model.safetensors"],
-        ["inspect", "model.safetensors"],
+        ["eval", "model.safetensors", "--layers"],
     ):
         status, _, err = call(outside, binaries / "mrfquant", *words)
         assert status == 0, err
@@ -134,8 +134,8 @@ def test_a_run_is_compared_packed_and_tested(binaries, outside):
             "sweep needs optuna, which is not installed: pip install 'mrfquant[sweep]'",
         ),
         (
-            ["compare", "run", "--png", "figures"],
-            "--png needs matplotlib, which is not installed: pip install 'mrfquant[reports]'",
+            ["compare", "run", "--figures", "figures"],
+            "--figures needs matplotlib, which is not installed: pip install 'mrfquant[reports]'",
         ),
         (
             ["pack", "run", "-o", "other.safetensors", "--onnx", "other.onnx"],

@@ -34,7 +34,7 @@ class Sparse(mq.Energy):
     def costs(self, block: mq.Block) -> Tensor:
         """Return the cost of every label of every weight: (d, m)."""
         q = block.q[:, None]
-        return q * (block.g if block.scale is None else block.g * block.scale) + self.cost * (q != 0)
+        return q * block.scaled(block.g.clone()) + self.cost * (q != 0)
 
     def value(self, p: mq.Distribution) -> Tensor:
         return (p.probabilities() * self.costs(p.block)).sum()

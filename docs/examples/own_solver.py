@@ -31,7 +31,7 @@ class BayesBiNN(mq.Inference):
         return draw()
 
     def update(self, block, x):
-        g, rate = block.g if block.scale is None else block.g * block.scale, self.learning_rate(block)
+        g, rate = block.scaled(block.g), self.learning_rate(block)
         x.mul_(1 - rate).sub_(g, alpha=rate * self.beta * block.levels.half_gap)  # the optimizer has nothing to move
 
     def write(self, block, x):

@@ -11,6 +11,10 @@ layers, and the same command goes on from there after it was killed. The second 
 Expected output for SmolLM2-135M with --zero-point --windows 16 64, after a line for each of 210 layers and the report:
 
     perplexity 62.40, ...
+
+and with --memory 12 in the place of --zero-point --windows 16 64 (docs/trellis.md):
+
+    perplexity 35.96, ...
 """
 
 import argparse
@@ -65,9 +69,9 @@ def parser(text: str) -> argparse.ArgumentParser:
 
 def main() -> None:
     p = parser(__doc__)
+    p.add_argument("--memory", type=int, help="round to a trellis of that memory instead, as 12")
     p.add_argument("--zero-point", action="store_true", help="fit an offset for every group, too")
     p.add_argument("--solver", default="icm", help="nearest, gptq, icm, mean_field or tree (default: icm)")
-    p.add_argument("--targets", default="float", choices=["float", "own"], help="see mq.round_network")
     p.add_argument("--folder", type=Path, help="keeps answers, to go on after an interruption")
     p.add_argument("--out", type=Path, help="the file to write the packed model to")
     p.add_argument("--packed", type=Path, help="measure the model of such a file instead")
@@ -82,13 +86,12 @@ def main() -> None:
         result = mq.round_network(
             model,
             calibration,
-            given.bits,
+            mq.Trellis(given.bits, given.memory) if given.memory else given.bits,
             given.solver,
             exclude=["lm_head"],
-            group_size=given.group_size,
+            group_size=None if given.memory else given.group_size,
             zero_point=given.zero_point,
             forward=lambda model, tokens: model.model(tokens, use_cache=False),  # without the head
-            targets=given.targets,
             folder=given.folder,
         )
         print(result)

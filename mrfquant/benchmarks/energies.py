@@ -7,30 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mrfquant.benchmarks.networks import LEVELS, NETWORKS, PMF
+from mrfquant.benchmarks.networks import NETWORKS, PMF
 from mrfquant.benchmarks.timing import Options, Row, in_turns, ratios
 from mrfquant.energies import CodeLength, Energy, FirstOrderTaylor, LabelPrior, PairwiseEnergy, SumOf
 from mrfquant.families import Form
-from mrfquant.inference import ProximalMeanField
 from mrfquant.inference.entropies import TreeEntropy
-from mrfquant.labelling import Labelling
 from mrfquant.pairwise.curvature import curved_layers, second_moments
 
 FORMS: tuple[tuple[int, Form], ...] = ((2, "line"), (3, "line"), (3, "planes"), (4, "line"))
+IMAGES = 250
+INTERVAL = 100  # steps from one gathering of second moments to the next, and in a turn
 PRIORS: dict[str, Callable[[], Energy]] = {"costs of labels": lambda: LabelPrior({1: -1.0}), "code length": CodeLength}
-
-
-class WithPrior(PMF):
-    """PMF's step with a prior, or another energy, beside the first-order model."""
-
-    def __init__(self, prior: Energy, *how: Any) -> None:
-        self.prior = prior
-        super().__init__(*how)
-
-    def prepare(self, adam: Callable[..., Any]) -> None:
-        energy = SumOf([FirstOrderTaylor(), self.prior], [1.0, 1e-4])
-        labelling = Labelling(self.model, LEVELS[self.d])
-        self.solver = ProximalMeanField(labelling, adam, energy=energy, form=self.form)
 
 
 def measure_energies(options: Options) -> Iterator[tuple[str, Row]]:
@@ -39,28 +26,9 @@ def measure_energies(options: Options) -> Iterator[tuple[str, Row]]:
         for d, form in FORMS:
             how = (*NETWORKS[name], d, form)
             sides: dict[str, PMF] = {"first order": PMF(*how)}
-            sides |= {called: WithPrior(energy(), *how) for called, energy in PRIORS.items()}
+            for called, prior in PRIORS.items():
+                sides[called] = PMF(*how, energy=SumOf([FirstOrderTaylor(), prior()], [1.0, 1e-4]))
             yield f"{name}, d={d}{', planes' * (form == 'planes')}", ratios(in_turns(sides, options))
-
-
-IMAGES = 250
-INTERVAL = 100  # steps from one gathering to the next, and in a turn
-
-
-class PairwisePMF(PMF):
-    """PMF's step with the pairwise energy."""
-
-    def prepare(self, adam: Callable[..., Any]) -> None:
-        energy = PairwiseEnergy(interval=INTERVAL)
-        self.solver = ProximalMeanField(Labelling(self.model, LEVELS[self.d]), adam, energy=energy)
-
-
-class TreePMF(PMF):
-    """The same with the entropy of a tree."""
-
-    def prepare(self, adam: Callable[..., Any]) -> None:
-        labelling, energy = Labelling(self.model, LEVELS[self.d]), PairwiseEnergy(interval=INTERVAL)
-        self.solver = ProximalMeanField(labelling, adam, energy=energy, entropy=TreeEntropy())
 
 
 def measure_curvature(options: Options) -> Iterator[tuple[str, Row]]:
@@ -74,8 +42,11 @@ def measure_curvature(options: Options) -> Iterator[tuple[str, Row]]:
         forward, gather = _forward_and_gathering(build(), torch.randn(IMAGES, *shape[1:]))
         yield f"{name}, statistics", ratios(in_turns({"forward": forward, "second moments": gather}, options))
         if name.startswith("lenet"):
-            kinds = {"first order": PMF, "pairwise": PairwisePMF, "tree entropy": TreePMF}
-            steps = {kind: functools.partial(_steps, of(build, shape, 2)) for kind, of in kinds.items()}
+            sides = {"first order": PMF(build, shape, 2)}
+            sides["pairwise"] = PMF(build, shape, 2, energy=PairwiseEnergy(interval=INTERVAL))
+            energy = PairwiseEnergy(interval=INTERVAL)
+            sides["tree entropy"] = PMF(build, shape, 2, energy=energy, entropy=TreeEntropy())
+            steps = {kind: functools.partial(_steps, side) for kind, side in sides.items()}
             yield f"{name}, 100 steps", ratios(in_turns(steps, options))
 
 

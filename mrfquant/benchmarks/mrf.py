@@ -49,7 +49,7 @@ def measure_mean_field(options: Options) -> Row:
 
 @torch.no_grad()
 def measure_belief_propagation(options: Options) -> Row:
-    """Belief propagation on a grid, 100 parallel iterations, against PGMax's and pyGMs'."""
+    """Belief propagation on a grid, 100 parallel iterations, against PGMax's."""
     random = torch.Generator().manual_seed(0)
     unary = torch.randn(SIDE, SIDE, LABELS, generator=random)
     number = torch.arange(SIDE * SIDE).view(SIDE, SIDE)
@@ -74,12 +74,7 @@ def measure_belief_propagation(options: Options) -> Row:
     sides: dict[str, Callable[[], Any]] = {"belief propagation": ours}
     if options.peers and peer("pgmax", "pgmax 'jax==0.4.30' 'jaxlib==0.4.30'"):
         sides["PGMax"] = _pgmax(unary, edges, tables)
-    if options.peers and peer("pygms", "pyGMs"):
-        sides["pyGMs"] = _pygms(unary, edges, tables)
-    times = in_turns(sides, options)
-    if "pyGMs" in times:
-        times["pyGMs"] = [ITERATIONS * t for t in times["pyGMs"]]  # it takes seconds for one
-    return ratios(times)
+    return ratios(in_turns(sides, options))
 
 
 def _pgmax(unary: Any, edges: Any, tables: Any) -> Callable[[], Any]:
@@ -95,18 +90,3 @@ def _pgmax(unary: Any, edges: Any, tables: Any) -> Callable[[], Any]:
     start = inferer.init(evidence_updates={variables: unary.numpy()})
     run = jax.jit(lambda arrays: inferer.run(arrays, num_iters=ITERATIONS, damping=0.0, temperature=1.0))
     return lambda: jax.block_until_ready(run(start))
-
-
-def _pygms(unary: Any, edges: Any, tables: Any) -> Callable[[], Any]:
-    """One iteration of the same inference by pyGMs, which has a Python object for each factor and message."""
-    import pygms
-    from pygms.messagepass import LBP
-
-    variables = [pygms.Var(v, LABELS) for v in range(SIDE**2)]
-    factors = [
-        pygms.Factor([v], table) for v, table in zip(variables, unary.view(-1, LABELS).exp().numpy(), strict=True)
-    ]
-    for (a, b), table in zip(edges.tolist(), tables.exp().numpy(), strict=True):
-        factors.append(pygms.Factor([variables[a], variables[b]], table))
-    model = pygms.GraphModel(factors)
-    return lambda: LBP(model, maxIter=1)

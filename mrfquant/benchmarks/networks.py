@@ -1,4 +1,4 @@
-"""A training step of PMF against one of the same network in plain PyTorch: time, and what is kept in memory."""
+"""A training step of PMF against one of the same network in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from mrfquant.benchmarks.timing import Options, Row, in_turns, peer, ratios
-from mrfquant.families import Form, PlanesFamily
+from mrfquant.families import Form
 from mrfquant.inference import ProximalMeanField
 from mrfquant.labelling import Labelling, LevelSet, uniform
 from mrfquant.models import VGG, LeNet5, LeNet300, ResNet
@@ -55,28 +55,21 @@ class Float:
         functional.cross_entropy(self.model(self.images), self.labels).backward()
         self.update()
 
-    def tensors(self) -> list[Any]:
-        """What is kept from step to step: parameters, gradients, optimizer state."""
-        parameters = list(self.model.parameters())
-        return [*parameters, *(p.grad for p in parameters), *_state(self.optimizer)]
-
 
 class PMF(Float):
-    """The same step with the weights on `d` levels."""
+    """The same step with the weights on `d` levels; `settings` are the solver's."""
 
-    def __init__(self, build: Callable[[], Any], shape: tuple[int, ...], d: int, form: Form = "line") -> None:
-        self.d, self.form = d, form
+    def __init__(
+        self, build: Callable[[], Any], shape: tuple[int, ...], d: int, form: Form = "line", **settings: Any
+    ) -> None:
+        self.levels, self.settings = LEVELS[d], {"form": form, **settings}
         super().__init__(build, shape)
 
     def prepare(self, adam: Callable[..., Any]) -> None:
-        self.solver = ProximalMeanField(Labelling(self.model, LEVELS[self.d]), adam, form=self.form)
+        self.solver = ProximalMeanField(Labelling(self.model, self.levels), adam, **self.settings)
 
     def update(self) -> None:
         self.solver.step()
-
-    def tensors(self) -> list[Any]:
-        kept = [*self.model.parameters(), self.solver.labelling.labelled.g, *self.solver.variables]
-        return [*kept, *planes_of(self.solver), *_state(self.solver.driver)]
 
 
 class PARQ(Float):
@@ -99,21 +92,6 @@ def _quantized(build: Callable[[], Any], shape: tuple[int, ...]) -> dict[str, Fl
     return sides | {f"d={d}, planes": PMF(build, shape, d, "planes") for d in ON_PLANES}
 
 
-def planes_of(solver: ProximalMeanField) -> list[Any]:
-    """Return the probabilities that a solver keeps, of blocks whose variables are planes."""
-    families = (solver.family(block) for block in solver.labelling.local_blocks)
-    return [family.u for family in families if isinstance(family, PlanesFamily)]
-
-
-def _state(optimizer: Any) -> list[Any]:
-    return [t for state in optimizer.state.values() for t in state.values() if hasattr(t, "untyped_storage")]
-
-
-def nbytes(tensors: list[Any]) -> int:
-    """Bytes of the storages that the tensors lie in, each counted once."""
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
-
-
 def measure_steps(options: Options) -> Iterator[tuple[str, Row]]:
     """Milliseconds of a float step, and other steps as ratios to it."""
     parq = peer("torchao.prototype.parq", "torchao") if options.peers else None
@@ -123,20 +101,3 @@ def measure_steps(options: Options) -> Iterator[tuple[str, Row]]:
         if parq and name.startswith("lenet"):  # on large networks the step is the network's, whatever quantizes it
             sides |= {f"PARQ, {called}": PARQ(build, shape, parq, bits) for called, bits in BITS.items()}
         yield name, ratios(in_turns(sides, options))
-
-
-def measure_memory(options: Options) -> Iterator[tuple[str, Row]]:
-    """Megabytes that stay from step to step in a float run, and the ratio of PMF's to them."""
-    for name in options.models:
-        build, (_, *image) = NETWORKS[name]
-
-        def kept(side: Float) -> int:
-            side()  # fills the gradients and the optimizer's state
-            return nbytes(side.tensors())
-
-        plain = Float(build, (2, *image))
-        plain.optimizer.zero_grad = lambda: None  # keep the gradients, to count them
-        reference = kept(plain)
-        sides = _quantized(build, (2, *image))
-        pmf = {side: {"ratio": kept(pmf) / reference} for side, pmf in sides.items()}
-        yield name, {"float, MB": reference / 1e6, **pmf}

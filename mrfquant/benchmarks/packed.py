@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from mrfquant.benchmarks.timing import Options, Row, in_turns, peer, ratios
 from mrfquant.models import GPT, VGG, CifarResNet, LeNet5, ResNet
 from mrfquant.packing.activations import calibration_reader, quietly
-from mrfquant.packing.layers import PackedLayer, pack_layers
+from mrfquant.packing.layers import pack_layers
 from mrfquant.packing.onnx_export import to_onnx
 from mrfquant.packing.parameter import PackedParameter
 from mrfquant.packing.runtime import RuntimeNetwork
@@ -23,7 +24,7 @@ SIZE, BATCH = 4096, 64
 
 
 def measure_packed(options: Options, width: float = 1.0) -> Iterator[tuple[str, Row]]:
-    """Linear maps and networks, each as in `measure_evaluation`, and `measure_peers`; `width` is ResNet-18's."""
+    """Measure linear maps and networks, and with peers ONNX; `width` is ResNet-18's."""
     linear, lenet = functools.partial(nn.Linear, SIZE, SIZE), functools.partial(LeNet5, (1, 28, 28), 10)
     resnet = functools.partial(ResNet, (3, 32, 32), 10, width=width)
     cases: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -39,19 +40,16 @@ def measure_packed(options: Options, width: float = 1.0) -> Iterator[tuple[str, 
 
 @torch.no_grad()
 def measure_evaluation(build: Callable[[], nn.Module], shape: tuple[int, ...], options: Options) -> Row:
-    """Milliseconds of a float evaluation with weights on two levels, and packed time and memory as ratios to float."""
+    """Time a float evaluation with weights on two levels, and give packed time and memory as ratios to it."""
     torch.manual_seed(0)
     model, images = build().eval(), torch.randn(shape)
     weights = {name: p for name, p in model.named_parameters() if name.endswith("weight")}
     for p in weights.values():
         p.copy_(torch.where(p < 0, *LEVELS))
     packed = pack_layers(copy.deepcopy(model), {name: PackedParameter.of(p, LEVELS) for name, p in weights.items()})
-    whole = sum(p.nbytes for p in model.parameters())
     times = in_turns({"float": lambda: model(images), "packed": lambda: packed(images)}, options)
-    layers = [layer for layer in packed.modules() if isinstance(layer, PackedLayer)]
-    kept = sum(layer.nbytes for layer in layers) + sum(p.nbytes for p in packed.parameters())
-    tile = max(layer.tile_nbytes for layer in layers)
-    return {**ratios(times), "kept": {"ratio": kept / whole}, "kept and unpacked": {"ratio": (kept + tile) / whole}}
+    whole, kept = (sum(t.nbytes for t in (*net.parameters(), *net.buffers())) for net in (model, packed))
+    return {**ratios(times), "kept": {"ratio": kept / whole}}
 
 
 BINARY, TERNARY = (-1.0, 1.0), (-1.0, 0.0, 1.0)
@@ -72,7 +70,9 @@ def measure_peers(options: Options) -> Iterator[tuple[str, Row]]:
         return
     for name, (build, shape) in IMAGES.items():
         torch.manual_seed(0)
-        model = _with_statistics(build(shape, 10), shape)
+        model = build(shape, 10)
+        update_bn([torch.randn(16, *shape)], model)  # statistics of noise
+        model.eval()
         files = _files(model, BINARY, [(torch.randn(32, *shape),) for _ in range(4)], static=True)
         for batch in BATCHES:
             images = torch.randn(batch, *shape)
@@ -106,16 +106,6 @@ class OneToken(nn.Module):
         return tuple(tensor for pair in cache for tensor in pair)
 
 
-def _with_statistics(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """Return the network in eval mode with batch norm's statistics of noise."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-            module.momentum = 1.0
-    with torch.no_grad():
-        model.train()(torch.randn(16, *shape))
-    return model.eval()
-
-
 @torch.no_grad()
 def _files(
     model: nn.Module, levels: tuple[float, ...], batches: Sequence[tuple[Tensor, ...]], static: bool
@@ -138,7 +128,7 @@ def _files(
 
 
 def _quantized(data: bytes, batches: Sequence[tuple[Tensor, ...]] | None) -> bytes:
-    """ONNX Runtime's own quantization as it advises: static for convolutions, dynamic for transformers."""
+    """Quantize as ONNX Runtime advises: static for convolutions, dynamic for transformers."""
     import onnxruntime
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process

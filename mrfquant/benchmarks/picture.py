@@ -17,33 +17,20 @@ Found = Mapping[str, Mapping[str, Any]]  # row -> column -> a number or a ratio
 
 
 def write_picture(path: Path, found: Mapping[str, Found]) -> None:
-    """A panel for each title that has ratios, and one for nanoseconds over the number of parameters."""
+    """Draw a panel for each title that has ratios."""
     panels = {}
     for title, rows in found.items():
         cells = [(row, column, f) for row, figures in rows.items() for column, f in figures.items()]
         if ratios := [cell for cell in cells if isinstance(cell[2], dict)]:
             panels[title] = ratios
-    lines = {name: points for rows in found.values() for name, points in _sizes(rows).items()}
-    count = len(panels) + bool(lines)
-    columns = min(2, max(1, count))
-    with rc_context(STYLE), png(path, 5.6 * columns, 2.9 * math.ceil(count / columns) + 0.2, dpi=130) as figure:
-        places = iter(figure.subplots(math.ceil(count / columns), columns, squeeze=False).flat)
+    columns = min(2, max(1, len(panels)))
+    height = max(1, math.ceil(len(panels) / columns))
+    with rc_context(STYLE), png(path, 5.6 * columns, 2.9 * height + 0.2, dpi=130) as figure:
+        places = iter(figure.subplots(height, columns, squeeze=False).flat)
         for title, ratios in panels.items():
             _draw_ratios(next(places), title, ratios)
-        if lines:
-            _draw_sizes(next(places), lines)
         for axes in places:
             axes.set_visible(False)
-
-
-def _sizes(rows: Found) -> dict[str, list[tuple[float, float]]]:
-    """Curves of rows named 'd=2, m=100,000'."""
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for row, figures in rows.items():
-        name, _, size = row.partition(", m=")
-        if size and "ns per parameter" in figures:
-            curves.setdefault(name, []).append((float(size.replace(",", "")), figures["ns per parameter"]))
-    return curves
 
 
 def _draw_ratios(axes: Axes, title: str, ratios: list[tuple[str, str, Mapping[str, float]]]) -> None:
@@ -58,26 +45,15 @@ def _draw_ratios(axes: Axes, title: str, ratios: list[tuple[str, str, Mapping[st
             f"{middle:.3g}", (high, place), (4, 0), textcoords="offset points", va="center", fontsize=7, color="0.3"
         )
     axes.axvline(1, color="0.5", linewidth=0.8)
-    axes.set_xscale("log")
     smallest, largest = min(min(f["ratio"] for *_, f in ratios), 1), max(max(f["ratio"] for *_, f in ratios), 1)
     axes.set_xlim(smallest / 1.3, max(largest * 1.5, 1.6))
+    if largest / smallest < 8:  # less than a decade: a logarithmic scale has too few ticks
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+    else:
+        axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}x"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    if largest / smallest < 8:  # less than a decade: a logarithmic scale has too few ticks
-        axes.set_xscale("linear")
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}x"))
     axes.set_yticks(range(len(ratios)), [f"{row}: {column}" for row, column, _ in ratios], fontsize=7)
     axes.grid(axis="y", visible=False)
     axes.set_ylim(max(len(ratios), ROWS) - 0.5, -0.5)
     axes.set_title(title, fontsize=9, loc="left", x=-0.3)
-
-
-def _draw_sizes(axes: Axes, curves: Mapping[str, list[tuple[float, float]]]) -> None:
-    for number, (name, points) in enumerate(curves.items()):
-        axes.plot(*zip(*points, strict=True), "o-", color=LIGHT[number], markersize=4, linewidth=1.2, label=name)
-    axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("parameters m")
-    axes.set_title("PMF's update, nanoseconds per parameter", fontsize=9, loc="left")
-    axes.legend()

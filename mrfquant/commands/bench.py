@@ -19,18 +19,13 @@ from mrfquant.text import aligned
 SUBJECTS = {
     "steps": ("Training step of PMF with d levels, against float", "networks", "measure_steps"),
     "parts": ("Parts of a step of LeNet-300, median ms of CPU", "parts", "measure_parts"),
-    "memory": ("Kept from step to step by PMF with d levels, against float", "networks", "measure_memory"),
-    "run": ("Whole run of LeNet-300 against its bare steps", "whole_run", "measure_whole_run"),
-    "startup": ("Until a command answers, against importing torch", "startup", "measure_startup"),
+    "memory": ("Memory of PMF with d levels and a scale a channel, 50 million weights", "memory", "measure_memory"),
     "projections": ("Projection and product, others against mrfquant", "projections", "measure_projections"),
     "energies": ("Steps with priors against first order alone", "energies", "measure_energies"),
     "curvature": ("Second moments against forward, pairwise against first order", "energies", "measure_curvature"),
     "round": ("Rounding a layer: energy against seconds", "rounding", "measure_rounding"),
-    "loader": ("A batch, others against mrfquant", "loader", "measure_loader"),
     "mrf": ("Solvers on a random graph and on a grid of 4 labels", "mrf", "measure_fields"),
     "pack": ("Evaluation from packed weights, two levels, against float", "packed", "measure_packed"),
-    "shards": ("Each of n processes that share a million variables out, bytes a parameter", "shards", "measure_shards"),
-    "scaling": ("PMF's update between backward passes, m parameters, d levels", "scaling", "measure_scaling"),
 }
 
 
@@ -42,7 +37,7 @@ def parser() -> Parser:
         slows both sides of a ratio alike; the quartiles over the rounds say how much to trust it. On a
         machine that is busy with other things, time one thread by the CPU's clock. Other libraries are left out where
         they are not installed, and named with what to install.""",
-        ["", "steps --models lenet300,lenet5 --peers", "scaling --json scaling.json --png scaling.png"],
+        ["steps --models lenet300,lenet5 --peers", "--json speed.json --png speed.png"],
     )
     p.add_argument(
         "what",

@@ -23,7 +23,7 @@ def parser() -> Parser:
         [
             "runs/",
             "runs/pmf_* runs/ref_* --html report.html",
-            "runs/ --by method,Geometric.rho --csv runs.csv --png figures/",
+            "runs/ --by method,Geometric.rho --csv runs.csv --figures figures/",
         ],
     )
     p.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, or folders that contain them")
@@ -37,7 +37,7 @@ def parser() -> Parser:
     p.add_argument(
         "--csv", metavar="FILE", type=writable, help="write a row per run: its summary and differing settings"
     )
-    p.add_argument("--png", metavar="DIR", type=Path, help="write the training curves there, a figure each")
+    p.add_argument("--figures", metavar="DIR", type=Path, help="write the training curves there, a PNG for each metric")
     return p
 
 
@@ -51,12 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     by = None if arguments.by is None else [name.strip() for name in arguments.by.split(",") if name.strip()]
     if by == []:
         raise BadInput("--by names nothing: give fields of summary.json or gin settings, such as method,model")
-    if arguments.png:
-        if arguments.png.suffix.lower() == ".png":
-            raise BadInput(
-                f"--png {arguments.png}: there is a figure for each metric, give a folder, as --png figures/"
-            )
-        need_extra("reports", "--png")
+    if arguments.figures:
+        need_extra("reports", "--figures")
     notes: list[str] = []
 
     def warn(text: str) -> None:
@@ -69,10 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
     print(text_report(groups, by, shutil.get_terminal_size((120, 24)).columns))
     if arguments.csv:
         writing(arguments.csv, lambda path: write_text(path, csv_text(runs)))
-    if arguments.png:
+    if arguments.figures:
         from mrfquant.reports.figures import write_figures
 
-        writing(arguments.png, lambda path: write_figures(groups, path))
+        writing(arguments.figures, lambda path: write_figures(groups, path))
     if arguments.html:
         from mrfquant.reports.page import page
 

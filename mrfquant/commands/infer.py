@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from mrfquant.commands.parser import Parser, entry_point, writable
 from mrfquant.config.extras import need_extra
-from mrfquant.errors import BadInput
+from mrfquant.errors import BadInput, RunFailed
 
 if TYPE_CHECKING:
     from mrfquant.mrf import FactorGraph, Result
+    from mrfquant.mrf.uai import Model
 
 DEFAULT_SOLVER = {"mar": "belief_propagation", "pr": "belief_propagation", "map": "portfolio"}
 
@@ -35,14 +36,17 @@ def parser() -> Parser:
     p.add_argument("--evid", metavar="FILE", type=Path, help="observed labels (default: none)")
     p.add_argument(
         "--task",
-        choices=["mar", "map", "pr"],
+        choices=["mar", "map", "pr", "mmap"],
         default="mar",
-        help="marginals, likeliest labelling, partition function (default: mar)",
+        help="marginals, likeliest labelling, partition function, or likeliest labels of the variables of --query with "
+        "all others summed out (default: mar)",
     )
+    p.add_argument("--query", metavar="FILE", type=Path, help="the variables of --task mmap")
     p.add_argument(
         "--solver",
         metavar="NAME",
-        help="a name of gin/mrf/ or a gin file (default: belief_propagation, for map portfolio)",
+        help="a name of gin/mrf/ or a gin file (default: exact for thin fields of up to 1,000 variables; for others "
+        "belief_propagation, for map portfolio)",
     )
     p.add_argument("--seconds", metavar="N", type=float, help="of a start at most (default: no limit)")
     p.share("--set")
@@ -57,35 +61,79 @@ def parser() -> Parser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, solve, print a summary, write the result."""
-    from mrfquant.compute import choose_device
-    from mrfquant.config.gin_files import Config
     from mrfquant.mrf import uai
+    from mrfquant.mrf.thin import solve_thin
 
     if arguments.png:
         need_extra("reports", "infer --png")
+    if arguments.seconds is not None and not 0 < arguments.seconds < math.inf:
+        raise BadInput(f"--seconds {arguments.seconds}, expected a number above 0")
+    if (arguments.task == "mmap") != bool(arguments.query):
+        raise BadInput("--task mmap and --query FILE, which names its variables, go together")
+    if arguments.task == "mmap":
+        return _marginal_map(arguments)
     name = arguments.solver or DEFAULT_SOLVER[arguments.task]
     file = solver_file("--solver", name)
-    graph = uai.read_model(arguments.model)
+    model = uai.read_arrays(arguments.model)
     evidence = uai.read_evidence(arguments.evid) if arguments.evid else {}
+    print(f"{arguments.model.name}: {_describe(model)}, {len(evidence)} observed", flush=True)
+    special = arguments.solver or arguments.set or arguments.imports or arguments.png or arguments.reference
+    result = None if special or arguments.device != "auto" else solve_thin(model, evidence)
+    if result is None:
+        _solve_by(name, file, model, evidence, arguments)
+    else:
+        _print("clique tree", result)
+        _write(arguments, result, result.marginals)
+    return 0
+
+
+def _marginal_map(arguments: argparse.Namespace) -> int:
+    """Solve the task MMAP exactly, print and write the labels."""
+    from mrfquant.mrf import marginal_map, uai
+
+    graph, query = uai.read_model(arguments.model), uai.read_query(arguments.query)
+    rest, kept = graph.condition(uai.read_evidence(arguments.evid) if arguments.evid else {})
+    number = {v: i for i, v in enumerate(kept.tolist())}
+    if unknown := [v for v in query if v not in number]:
+        told = f"{arguments.query} asks for variable {unknown[0]}"
+        raise BadInput(f"{told}, which the model has not, or which is observed")
+    labels, log_sum = marginal_map(rest, [number[v] for v in query])
+    names = kept.tolist()
+    found = {names[v]: label for v, label in labels.items()}
+    print(f"marginal MAP: exact, log10 of the sum over all others {log_sum / math.log(10):.6f}")
+    print("labels       " + " ".join(f"{v}:{label}" for v, label in found.items()))
+    if arguments.out:
+        uai.write_mmap(arguments.out, {v: found[v] for v in query})
+        print(f"written      {arguments.out}")
+    return 0
+
+
+def _solve_by(name: str, file: str, model: Model, evidence: dict[int, int], arguments: argparse.Namespace) -> None:
+    """Solve by the solver of a gin file; print, compare, draw and write the result."""
+    import torch
+
+    from mrfquant.compute import choose_device
+    from mrfquant.config.gin_files import Config
+    from mrfquant.config.settings import configured
+    from mrfquant.mrf import FactorGraph, solve
+
+    graph = model.graph()
     reference = read_reference(arguments.task, arguments.reference, graph) if arguments.reference else None
-    print(f"{arguments.model.name}: {_describe(graph)}, {len(evidence)} observed", flush=True)
-    settings = [*time_limit("--seconds", arguments.seconds), *arguments.set]
-    config = Config(file, settings, arguments.imports)
+    settings = [] if arguments.seconds is None else [f"solve.seconds = {arguments.seconds}"]
+    config = Config(file, settings + arguments.set, arguments.imports)
     with config.locate_errors():
-        _build_all_parts(arguments.seed)
+        configured(solve, graph=FactorGraph([1]), seed=arguments.seed)  # so that bad and unused settings are known
         config.check_all_used()
-        graph_there = on_device(graph, choose_device(arguments.device))
-        result = _solve(graph_there, evidence, arguments.seed, bool(arguments.png))
-    _print(Path(name).stem, result, graph)
+        device = choose_device(arguments.device)
+        there = graph.to(torch.float32 if device.type == "mps" else None, device)
+        result = _solve(there, evidence, arguments.seed, bool(arguments.png))
+    _print(Path(name).stem, result)
     if reference is not None:
         print(f"reference    {_compare(arguments.task, result, reference, graph)}")
     if arguments.png:
         _draw(arguments.png, result)
         print(f"picture      {arguments.png}")
-    if arguments.out:
-        _write(arguments, result, graph)
-        print(f"written      {arguments.out}")
-    return 0
+    _write(arguments, result, graph.per_variable(result.marginals))
 
 
 def solver_file(flag: str, name: str) -> str:
@@ -98,28 +146,6 @@ def solver_file(flag: str, name: str) -> str:
     if not Path(name).is_file():
         raise BadInput(f"{flag} {name!r} is neither a gin file nor one of {', '.join(known)}")
     return name
-
-
-def time_limit(flag: str, seconds: float | None) -> list[str]:
-    """Return the setting that a time limit is."""
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise BadInput(f"{flag} {seconds}, expected a number above 0")
-    return [] if seconds is None else [f"solve.seconds = {seconds}"]
-
-
-def on_device(graph: FactorGraph, device: Any) -> FactorGraph:
-    """Return the graph on a device, in float32 where that has no float64."""
-    import torch
-
-    return graph.to(torch.float32 if device.type == "mps" else None, device)
-
-
-def _build_all_parts(seed: int) -> None:
-    """Build the solver and all its parts on a field without a choice, so that bad and unused settings are known."""
-    from mrfquant.config.settings import configured
-    from mrfquant.mrf import FactorGraph, solve
-
-    configured(solve, graph=FactorGraph([1]), seed=seed)
 
 
 def _solve(graph: FactorGraph, evidence: dict[int, int], seed: int, trace: bool) -> Result:
@@ -137,16 +163,17 @@ def _solve(graph: FactorGraph, evidence: dict[int, int], seed: int, trace: bool)
         return configured(solve, graph=graph, evidence=evidence, seed=seed, on_row=show, trace=trace)
 
 
-def _describe(graph: FactorGraph) -> str:
-    labels = graph.cardinalities
+def _describe(model: Model) -> str:
+    labels = model.cardinalities
     if not len(labels):
         return "no variable"
     kinds = f"{labels.min()} to {labels.max()}" if labels.min() < labels.max() else f"{labels.max()}"
-    arity = max((len(group.index) for group in graph.groups), default=0)
-    return f"{len(graph):,} variables of {kinds} labels, {graph.num_factors:,} factors of up to {arity} variables"
+    arity = max((scopes.shape[1] for scopes, _ in model.groups), default=0)
+    count = sum(len(scopes) for scopes, _ in model.groups)
+    return f"{len(labels):,} variables of {kinds} labels, {count:,} factors of up to {arity} variables"
 
 
-def _print(name: str, result: Result, graph: FactorGraph) -> None:
+def _print(name: str, result: Result) -> None:
     ends = {"converged": "converged", "iterations": "not converged", "time": "stopped by the clock"}
     if result.direction == "exact":
         print(f"{name}: exact, {result.seconds:.2f} s")
@@ -156,9 +183,6 @@ def _print(name: str, result: Result, graph: FactorGraph) -> None:
         print(f"log10 Z      {result.log_z / math.log(10):.6f} ({result.direction})")
     found = f"{result.energy:.6f}" if math.isfinite(result.energy) else "none: every labelling tried is forbidden"
     print(f"energy       {found}")
-    if math.isfinite(result.energy):
-        parts = {k: v.item() for k, v in graph.energy_split(result.labels.cpu()).items() if v}
-        print("             " + ", ".join(f"{part} {value:.6f}" for part, value in parts.items()))
     if math.isfinite(result.bound):
         worth = "proved optimal" if result.optimal else f"gap {result.gap:.6f}"
         print(f"bound        {result.bound:.6f} ({worth})")
@@ -207,17 +231,23 @@ def _draw(path: Path, result: Result) -> None:
         axes.legend()
 
 
-def _write(arguments: argparse.Namespace, result: Result, graph: FactorGraph) -> None:
+def _write(arguments: argparse.Namespace, result: Result, marginals: list[list[float]]) -> None:
     from mrfquant.mrf import uai
 
+    out = arguments.out
+    if not out:
+        return
     if arguments.task == "mar":
-        uai.write_mar(arguments.out, graph.per_variable(result.marginals))
+        uai.write_mar(out, marginals)
+    elif arguments.task == "map" and math.isinf(result.energy):
+        raise RunFailed(f"no labelling to write to {out}: every one tried is forbidden; give more --seconds")
     elif arguments.task == "map":
-        uai.write_map(arguments.out, result.labels.tolist())
+        uai.write_map(out, result.labels.tolist())
     elif result.log_z is None:
         raise BadInput("this solver gives no log Z to write: choose another for --task pr, such as belief_propagation")
     else:
-        uai.write_pr(arguments.out, result.log_z)
+        uai.write_pr(out, result.log_z)
+    print(f"written      {out}")
 
 
 main = entry_point(parser, run)

@@ -81,6 +81,13 @@ class Parser(argparse.ArgumentParser):
         """Add a flag that other commands have, too, in the same words, but for the `changes`."""
         self.add_argument(flag, **{**SHARED[flag], **changes})
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse words that no file of a run could hold, before anything is done."""
+        for word in sys.argv[1:] if args is None else args:
+            if not word.isprintable() and any("\ud800" <= character <= "\udfff" for character in word):
+                self.error(f"{os.fsencode(word)!r} is no UTF-8 text, expected names and settings in UTF-8")
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments in the form of all refusals."""
         said = message.removeprefix("argument ").replace(": ", " ", 1) if message.startswith("argument ") else message

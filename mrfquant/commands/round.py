@@ -31,6 +31,7 @@ def parser() -> Parser:
         network.""",
         [
             "--run runs/ref_lenet300_mnist-seed0-20260101-120000 --bits 2",
+            "--run RUN --bits 2 --trellis 10",
             "--run RUN --bits 1 --solver mean_field --set 'RoundMeanField.sweeps = 400'",
             "--weights lenet5.safetensors --gin gin/ref_lenet5_mnist.gin --exclude layers.0.weight",
         ],
@@ -40,8 +41,8 @@ def parser() -> Parser:
     what.add_argument("--weights", metavar="FILE", type=Path, help="a state dict (.pt or .safetensors); needs --gin")
     p.add_argument("--gin", metavar="FILE", help="the configuration that --weights belong to")
     p.add_argument("--bits", metavar="N", type=int, default=2, help="2^N even levels, scaled by row (default: 2)")
+    p.add_argument("--trellis", metavar="M", type=int, help="take paths through a trellis of that memory, as 10")
     p.add_argument("--solver", metavar="NAME", default="icm", help="what assigns the labels (default: icm)")
-    p.add_argument("--start", metavar="NAME", help="let it start from the labels that this solver finds")
     p.add_argument("--group-size", metavar="N", type=int, help="weights of a row that share a scale (default: all)")
     p.add_argument(
         "--override",
@@ -53,6 +54,13 @@ def parser() -> Parser:
     p.add_argument("--exclude", metavar="PATTERN", action="append", default=[], help="weights to leave in float")
     for flag in ("--set", "--import", "--device", "--data"):
         p.share(flag)
+    p.add_argument(
+        "--export-field",
+        metavar="FILE.uai",
+        type=Path,
+        help="write rows of layers of up to 512 inputs as fields FILE-layerK-rowR.uai, with the best energy and bound",
+    )
+    p.add_argument("--rows", metavar="N", type=int, default=8, help="rows of a layer to write (default: 8)")
     p.add_argument("--out", metavar="DIR", type=Path, help="the run's folder (default: a new one under runs/)")
     return p
 
@@ -80,6 +88,11 @@ def run(arguments: argparse.Namespace) -> int:
         experiment = configured(Experiment, device=device, data_root=data_root(arguments.data))
         config.check_all_used(in_files=False)  # what trains a network is not asked for
     load_weights(experiment.model, state, source)
+    if arguments.export_field:
+        from mrfquant.commands.export_field import ExportingSolver
+
+        rounding = _solver(experiment)[1]
+        rounding.solver = ExportingSolver(rounding.solver, arguments.export_field, arguments.rows)
     name = f"round_{_solver(experiment)[1].solver.name}_{source.stem}"
     path = arguments.out or new_run_path(Path("runs"), name, experiment.seed)
     asked = f"{config.text()}\n# of a network with the digest {fingerprint(experiment.model, (), '')}\n"
@@ -112,6 +125,7 @@ def _solver(experiment: Experiment) -> tuple[Rounded, Rounding]:
 def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]) -> dict[str, Any]:
     """Round and test the network, save it; the summary of the run."""
     from mrfquant.packing.runs import packing_record
+    from mrfquant.rounding.answers import RoundedWeight
     from mrfquant.training import evaluate
 
     solver, rounding = _solver(experiment)
@@ -125,17 +139,21 @@ def _round(experiment: Experiment, folder: RunFolder, say: Callable[[str], None]
 
     def report(layer: LayerReport) -> None:
         shape = f"{layer.rows:,} x {layer.n:,}"
-        say(f"{layer.name:<34}{shape:>16}{layer.relative:>16.3f}{layer.changed:>16.1%}{layer.seconds:>9.1f}")
+        changed = "" if layer.changed is None else f"{layer.changed:.1%}"
+        say(f"{layer.name:<34}{shape:>16}{layer.relative:>16.3f}{changed:>16}{layer.seconds:>9.1f}")
 
     levels = {name: labelling.block_of(name).levels for name in labelling.labelled.spans}
     result = rounding.run(experiment.model, levels, rounding.batches(dataset), report, say)
-    solver.assign(result.answers)
+    on_levels = {name: answer for name, answer in result.answers.items() if isinstance(answer, RoundedWeight)}
+    if len(on_levels) == len(levels):
+        solver.assign(on_levels)
     val, test = (evaluate(experiment.model, dataset, split, objective) for split in ("val", "test"))
     state = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
-    labelling.check_on_levels(state)
-    best = {"iteration": 0, f"val_{metric.name}": val[metric.name], "model": state}
+    best: dict[str, Any] = {"iteration": 0, f"val_{metric.name}": val[metric.name], "model": state}
     best["solution"] = solver.solution()
     best["packing"] = packing_record(experiment.model, labelling, dataset, objective, solver.method, experiment.seed)
+    best["packing"]["labels"] = result.entries()
+    result.pack()  # refuses weights that are not exactly what their labels say
     folder.checkpoints.save_best(0, best)
     say("")
     say(f"{metric.line(test)}, float {metric.text(before)}{' (STAND-IN DATA)' if dataset.stand_in else ''}")
@@ -160,8 +178,7 @@ def _bindings(arguments: argparse.Namespace) -> list[str]:
         "Experiment.inference = @Rounded",
         "Rounded.rounding = @Rounding()",
         f"Rounding.solver = {arguments.solver!r}",
-        *([f"Rounding.start = {arguments.start!r}"] if arguments.start else []),
-        *_levels(arguments.bits, arguments.override),
+        *_levels(arguments.bits, arguments.trellis, arguments.override),
         "Labelling.which = 'weights'",
         f"Labelling.exclude = {arguments.exclude}",
         *_scales(arguments.group_size),
@@ -169,16 +186,20 @@ def _bindings(arguments: argparse.Namespace) -> list[str]:
     ]
 
 
-def _levels(bits: int, overrides: list[str]) -> list[str]:
-    """Even levels, and other ones by pattern: a scope of `uniform` for each number of bits."""
-    settings, entries = {f"uniform.bits = {bits}": None}, []
+def _levels(bits: int, memory: int | None, overrides: list[str]) -> list[str]:
+    """Even levels, or a trellis, and other ones by pattern: a scope for each number of bits."""
+    kind, settings = "uniform", {}
+    if memory is not None:
+        kind, settings = "Trellis", {f"Trellis.memory = {memory}": None}
+    settings[f"{kind}.bits = {bits}"] = None
+    entries = []
     for text in overrides:
         pattern, _, other = text.rpartition("=")
         if not pattern or not other.isdigit():
             raise BadInput(f"--override {text}, expected a pattern of names and bits, as layers.4*=3")
-        settings[f"bits{other}/uniform.bits = {other}"] = None
-        entries.append(f"{pattern!r}: @bits{other}/uniform(), ")
-    return [f"Labelling.levels = {{{''.join(entries)}'*': @uniform()}}", *settings]
+        settings[f"bits{other}/{kind}.bits = {other}"] = None
+        entries.append(f"{pattern!r}: @bits{other}/{kind}(), ")
+    return [f"Labelling.levels = {{{''.join(entries)}'*': @{kind}()}}", *settings]
 
 
 def _scales(group_size: int | None) -> list[str]:

@@ -41,14 +41,6 @@ def parser() -> Parser:
         help="go on with the run in --out if there is one: for torchrun and schedulers, which repeat a command",
     )
     p.share("--wandb", help="Weights & Biases (default: online with credentials, offline without)")
-    p.add_argument(
-        "--collector",
-        metavar="NAME",
-        dest="collectors",
-        action="append",
-        default=[],
-        help="where the figures go, too: TensorBoard, or one of your own by its name; may be repeated",
-    )
     return p
 
 
@@ -61,7 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
     from mrfquant.training.launch import launch
 
     options = {"device": arguments.device, "data": arguments.data, "wandb": arguments.wandb}
-    options["collectors"] = arguments.collectors
     try:
         if not arguments.resume:
             launch(
@@ -98,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments.go_on,
     )
     if arguments.resume and any(others):
-        p.error("--resume continues a run as it was configured: only --device, --data, --wandb, --collector go with it")
+        p.error("--resume continues a run as it was configured: only --device, --data, --wandb go with it")
     if arguments.go_on and arguments.out is None:
         p.error("--continue goes on with the run in a folder: give its --out")
     status = run_command(run, arguments)

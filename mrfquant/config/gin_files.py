@@ -100,6 +100,14 @@ class Config:
             about = error.binding  # 'Name.parameter', or 'Name' for all of its settings
             places = [p for name, p in self._places.items() if about and about in (name, name.rpartition(".")[0])]
             raise BadInput(f"{sentence} (bound at {', '.join(places)})" if places else sentence) from None
+        except TypeError as error:
+            lacking = re.search(r"No values supplied by Gin or caller for arguments: \['(.+?)'\]", str(error))
+            part = re.search(r"In call to configurable '(.+?)'", str(error))
+            if not lacking or not part:
+                raise
+            raise BadInput(
+                f"{part[1]} needs {lacking[1]}: bind it, or, in gin, name @{part[1]} without parentheses"
+            ) from None
 
     def check_all_used(self, in_files: bool = True) -> None:
         """Refuse bindings that nothing read, before the work starts; those of --set alone without `in_files`."""

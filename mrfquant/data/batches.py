@@ -75,7 +75,9 @@ class Batches(ABC):
         return {"iteration": self.iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.iteration = int(state["iteration"])
+        if (iteration := int(state["iteration"])) < 0:
+            raise BadInput(f"the saved state of the batches is at iteration {iteration}, expected 0 or more")
+        self.iteration = iteration
         self._ready.clear()
 
     def _cut_ahead(self) -> None:

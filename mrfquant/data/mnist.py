@@ -7,7 +7,8 @@ import torch
 
 from mrfquant.data.base import dataset
 from mrfquant.data.images import DatasetInfo, Images, Split
-from mrfquant.data.root import Download, fetch, read_checked
+from mrfquant.data.root import REPAIR, Download, fetch, read_checked
+from mrfquant.errors import BadInput
 
 MNIST = DatasetInfo(
     name="mnist", shape=(1, 28, 28), classes=tuple("0123456789"), mean=(0.1307,), std=(0.3081,), augment=None
@@ -50,11 +51,18 @@ def _download(name: str) -> Download:
 def _read(root: Path, name: str) -> torch.Tensor:
     size, md5, _ = FILES[name]
     path = _present(root, name) or root / FOLDER / name
-    return torch.from_numpy(parse_idx(read_checked(path, size, md5)))
+    try:
+        return torch.from_numpy(parse_idx(read_checked(path, size, md5)))
+    except (ValueError, IndexError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{path} is no idx file of bytes ({error}): {REPAIR}") from None
 
 
 def parse_idx(data: np.ndarray) -> np.ndarray:
     """Return the array of an idx file: two zeros, the type, the number of dimensions, each as >u4, and the values."""
-    dimensions = int(data[3])
+    zeros, kind, dimensions = data[:2], int(data[2]), int(data[3])
+    if zeros.any() or kind != 8:
+        raise ValueError(f"its values are of type {kind}, expected 8 for bytes")
     header = 4 + 4 * dimensions
     return data[header:].reshape(data[4:header].view(">u4")).copy()

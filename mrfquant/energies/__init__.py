@@ -2,7 +2,7 @@
 
 from mrfquant.energies.base import Energy
 from mrfquant.energies.pairwise import PairwiseEnergy
-from mrfquant.energies.priors import CodeLength, LabelPrior, Prior, TargetHistogram
+from mrfquant.energies.priors import CodeLength, LabelPrior, Prior
 from mrfquant.energies.sum import SumOf
 from mrfquant.energies.taylor import FirstOrderTaylor
 
@@ -14,5 +14,4 @@ __all__ = [
     "PairwiseEnergy",
     "Prior",
     "SumOf",
-    "TargetHistogram",
 ]

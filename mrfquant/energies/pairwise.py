@@ -121,8 +121,8 @@ class PairwiseEnergy(Energy):
         block = p.block
         if (diagonal := self.diagonal(block)) is None:
             return Gradient(weights=block.g)
-        if block.scale is not None:
-            diagonal = diagonal * block.scale * block.scale
+        if block.scales is not None:
+            diagonal = block.scaled(block.scaled(diagonal.clone()))
         q = block.q[:, None]
         return Gradient(weights=block.g, marginals=diagonal * q * (q / 2 - block.q @ p.probabilities()))
 

@@ -90,10 +90,17 @@ class LabelPrior(Prior):
         return list(map(float, self.given))
 
 
-class SharePrior(Prior):
-    """The base of priors on s, the share that each label has of a parameter's weights under the present u.
+@configurable
+class CodeLength(Prior):
+    """The bits that an entropy coder needs for the labels, m H(s) for each parameter of m weights.
 
-    s (parameters, d) is counted anew every `interval` steps, half a weight of each label added, so that none is 0.
+    s (parameters, d) is the share that each label has of a parameter's weights under u. It is counted anew every
+    `interval` steps, half a weight of each label added, so that none is 0. The derivative is the length of a label's
+    code, -log2 s_λ (and a constant): a label that is rare costs more. The value is in bits.
+
+    Args:
+        which: as of `Prior`.
+        interval: steps between two counts of labels.
     """
 
     def __init__(self, which: Which = "everything", interval: Count = 50) -> None:
@@ -102,10 +109,6 @@ class SharePrior(Prior):
         self._begun = 0
         self._shares: dict[int, Tensor] = {}
 
-    @abstractmethod
-    def costs_of(self, shares: Tensor) -> Tensor:
-        """Return the costs (parameters, d) for the shares (parameters, d)."""
-
     def attach(self, labelling: Labelling) -> None:
         super().attach(labelling)
         self._shares = {b.start: b.q.new_full((len(b.parameter_sizes), b.d), 1 / b.d) for b in self.blocks}
@@ -113,13 +116,13 @@ class SharePrior(Prior):
     def begin_step(self, iteration: int, distributions: Distributions) -> None:
         if self._begun % self.interval == 0:
             if (found := distributions()) is None:
-                raise BadInput(f"{type(self).__name__} counts labels by their distribution, and this solver has none")
+                raise BadInput("CodeLength counts labels by their distribution, and this solver has none")
             for p in found:
                 self._shares[p.block.start] = shares_of(p)
         self._begun += 1
 
     def costs(self, block: Block) -> Tensor:
-        return self.costs_of(self._shares[block.start])
+        return -self._shares[block.start].log2()
 
     def state_dict(self) -> dict[str, Any]:
         return {"begun": self._begun, "shares": self._shares}
@@ -133,52 +136,3 @@ def shares_of(p: Distribution) -> Tensor:
     """Return the share of each label in each parameter of a block, half a weight of each added: (parameters, d)."""
     parts, d = p.probabilities().split(p.block.parameter_sizes, 1), p.block.d
     return torch.stack([(part.sum(1) + 0.5) / (part.shape[1] + d / 2) for part in parts])
-
-
-@configurable
-class CodeLength(SharePrior):
-    """The bits that an entropy coder needs for the labels, m H(s) for each parameter of m weights.
-
-    Its derivative is the length of a label's code, -log2 s_λ (and a constant): a label that is rare costs more. The
-    value is in bits.
-
-    Args:
-        which: as of `Prior`.
-        interval: steps between two counts of labels.
-    """
-
-    def __init__(self, which: Which = "everything", interval: Count = 50) -> None:
-        super().__init__(which, interval)
-
-    def costs_of(self, shares: Tensor) -> Tensor:
-        return -shares.log2()
-
-
-@configurable
-class TargetHistogram(SharePrior):
-    """m KL(s ‖ target) for each parameter of m weights, in bits: labels keep to given shares.
-
-    Its derivative is log2 s_λ / target_λ (and a constant): a label that is too frequent costs something.
-
-    Args:
-        target: the share of each label, the lowest level first; they are made to sum to 1.
-        which: as of `Prior`.
-        interval: steps between two counts of labels.
-    """
-
-    def __init__(self, target: Sequence[float], which: Which = "everything", interval: Count = 50) -> None:
-        super().__init__(which, interval)
-        if not target or not all(0 < share < math.inf for share in target):
-            raise BadSetting("TargetHistogram.target", target, "finite numbers above 0")
-        self.target = [share / sum(target) for share in target]
-
-    def attach(self, labelling: Labelling) -> None:
-        super().attach(labelling)
-        for block in self.blocks:
-            if self._chosen[block.start].any() and block.d != len(self.target):
-                raise BadInput(f"TargetHistogram.target has {len(self.target)} shares for {block.d} levels")
-
-    def costs_of(self, shares: Tensor) -> Tensor:
-        if shares.shape[1] != len(self.target):
-            return torch.zeros_like(shares)  # of a block that it is not about
-        return (shares / shares.new_tensor(self.target)).log2()

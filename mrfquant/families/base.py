@@ -17,6 +17,7 @@ from mrfquant.labelling import Block
 from mrfquant.projections import Projection
 
 Form = Literal["line", "planes"]
+Betas = tuple[float, float, float]  # what x was written at, the factor of `pull_back`, and beta after the step
 FusedRule = Callable[[Tensor], Rule | None]
 INIT_LABEL_FLOOR = 0.01  # probability that a start at given weights leaves for all labels together
 
@@ -45,7 +46,7 @@ class Gradient:
         if self.weights is None:
             total = torch.zeros(block.d, block.m, dtype=block.w.dtype, device=block.w.device)
         else:
-            total = block.q[:, None] * (self.weights if block.scale is None else self.weights * block.scale)
+            total = block.q[:, None] * (self.weights if block.scales is None else block.scaled(self.weights.clone()))
         if self.costs is not None:
             total += block.repeat_per_weight(self.costs.T)
         return total if self.marginals is None else total.add_(self.marginals)
@@ -65,7 +66,7 @@ class Family(ABC):
     """Natural parameters x for the labels of a block, (m,) or (k, m), and what follows from them at beta.
 
     A subclass writes `start`, `start_at`, `write`, `pull_back`, `labels` and `distribution`. The rest is for solvers
-    of a special kind, or faster ways.
+    of a special kind.
 
     Args:
         block: whose labels.
@@ -73,7 +74,6 @@ class Family(ABC):
     """
 
     numbers = 1  # of x for each weight
-    fuses = False  # whether `fused_step` may do something
 
     def __init__(self, block: Block, projection: Projection) -> None:
         self.block, self.projection = block, projection
@@ -126,17 +126,3 @@ class Family(ABC):
 
     def restore(self, x: Tensor, beta: float, as_mean: bool = False) -> None:  # noqa: B027 - most keep nothing
         """Rebuild what the family keeps besides x and the weights, when both were just loaded."""
-
-    def fused_step(self, gradient: Gradient, x: Tensor, betas: tuple[float, float, float], rule: FusedRule) -> bool:
-        """Do what `pull_back`, an optimizer and `write` would do in one pass over memory, where there is a way.
-
-        Args:
-            gradient: of the energy; `block.g` is cleared.
-            x: moved in place.
-            betas: what x was written at, the factor of `pull_back`, and beta after the step.
-            rule: gives the optimizer's rule for x, its step counted, or None if it is not one of those known.
-
-        Returns:
-            Whether it is done.
-        """
-        return False

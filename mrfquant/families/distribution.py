@@ -44,14 +44,13 @@ class Distribution(ABC):
 
     def mean(self) -> Tensor:
         """Return the expected weights, with their scales: (m,)."""
-        mean = self.block.q @ self.probabilities()
-        return mean if self.block.scale is None else mean * self.block.scale
+        return self.block.scaled(self.block.q @ self.probabilities())
 
     def variance(self) -> Tensor:
         """Return the variance of each weight, with its scale: (m,)."""
         u = self.probabilities()
         variance = ((self.block.q[:, None] - self.block.q @ u).square() * u).sum(0)
-        return variance if self.block.scale is None else variance * self.block.scale.square()
+        return self.block.scaled(self.block.scaled(variance))
 
 
 class Independent(Distribution):
@@ -102,12 +101,11 @@ class PairOfLabels(Independent):
         self.block, self._make_t = block, t
 
     def mean(self) -> Tensor:
-        mean = self.block.levels.middle + self.block.levels.half_gap * self._make_t()
-        return mean if self.block.scale is None else mean * self.block.scale
+        return self.block.scaled(self.block.levels.middle + self.block.levels.half_gap * self._make_t())
 
     def variance(self) -> Tensor:
         variance = self.block.levels.half_gap**2 * (1 - self._make_t().square())
-        return variance if self.block.scale is None else variance * self.block.scale.square()
+        return self.block.scaled(self.block.scaled(variance))
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         t = self._make_t()

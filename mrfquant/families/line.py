@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mrfquant.families.base import INIT_LABEL_FLOOR, Family, FusedRule, Gradient
+from mrfquant.families.base import INIT_LABEL_FLOOR, Betas, Family, FusedRule, Gradient
 from mrfquant.families.distribution import CHUNK, Distribution, Independent, PairOfLabels
 from mrfquant.kernels import dispatch, fused
 from mrfquant.labelling import Block
@@ -17,10 +17,10 @@ from mrfquant.projections import Line, Projection, Softmax
 CLIP_SPACING = 0.5  # of the levels on the line of variables that are kept in the simplex
 
 
-class FusedPlan(NamedTuple):
-    """What a fused step needs as long as beta stays: factors of the product, the kernel's arguments for the mean."""
+class LoopPlan(NamedTuple):
+    """What `loop` needs as long as beta stays: factors of the product, the kernel's arguments for the mean."""
 
-    betas: tuple[float, float, float]
+    betas: Betas
     product: tuple[float, float, float]
     mean: tuple[Any, ...]
 
@@ -39,8 +39,7 @@ class LineFamily(Family):
         super().__init__(block, projection)
         self.line = Line(block.q, spacing)
         self._levels = (block.levels.middle, block.levels.half_gap)
-        self.fuses = type(projection) is Softmax
-        self._plan: FusedPlan | None = None
+        self._plan: LoopPlan | None = None
 
     def start(self, draw: Callable[[], Tensor], beta: float) -> Tensor:
         # As far as the levels reach: small numbers would all have the same label.
@@ -50,9 +49,11 @@ class LineFamily(Family):
         return x
 
     def start_at(self, w: Tensor, beta: float, as_mean: bool = False) -> Tensor:
-        middle, half_gap = self._levels
-        t = ((w - middle) / half_gap).clamp_(INIT_LABEL_FLOOR - 1, 1 - INIT_LABEL_FLOOR)
-        return t.div_(2) if as_mean else self.projection.mean_start(t, self.line, beta)
+        (middle, half_gap), x = self._levels, torch.empty_like(w)
+        for part, out in zip(self.projection.split(w), self.projection.split(x), strict=True):
+            t = ((part - middle) / half_gap).clamp_(INIT_LABEL_FLOOR - 1, 1 - INIT_LABEL_FLOOR)
+            out.copy_(t.div_(2) if as_mean else self.projection.mean_start(t, self.line, beta))
+        return x
 
     def write(self, x: Tensor, beta: float) -> None:
         self.projection.mean(x, self.line, beta, out=self.block.w)
@@ -95,34 +96,32 @@ class LineFamily(Family):
         reach = CLIP_SPACING * self.line.top
         x.clamp_(-reach, reach)
 
-    def fused_step(self, gradient: Gradient, x: Tensor, betas: tuple[float, float, float], rule: FusedRule) -> bool:
-        block, g = self.block, gradient.weights
-        if self._plan is None or self._plan.betas != betas:
-            self._plan = self._planned(betas, x)
-        if self._plan is None or g is None or gradient.marginals is not None or (how_to_move := rule(x)) is None:
-            self.fuses = False  # nor will it be possible at the next step
+    def can_loop(self, x: Tensor) -> bool:
+        """Return whether there are compiled loops for `loop`: numba, softmax, a product that needs the mean alone."""
+        if type(self.projection) is not Softmax or self.projection.mean_factors(1.0, self.line) is None:
             return False
-        costs, (_, product, mean) = fused.NO_COSTS, self._plan
+        return dispatch.usable(x, self.block.g, self.block.w)
+
+    def loop(self, gradient: Gradient, x: Tensor, betas: Betas, rule: FusedRule) -> bool:
+        """Do what `pull_back`, an optimizer and `write` would do in one pass over memory; see `choice.Backend`."""
+        from mrfquant.kernels.steps import step
+
+        block, g, softmax = self.block, gradient.weights, self.projection
+        if g is None or gradient.marginals is not None or (how_to_move := rule(x)) is None:
+            return False
+        assert isinstance(softmax, Softmax)
+        if self._plan is None or self._plan.betas != betas:
+            product, mean = softmax.mean_factors(betas[1], self.line), softmax.mean_kernel(betas[2], self.line)
+            assert product is not None
+            self._plan = LoopPlan(betas, product, mean.arguments)
+        costs, (_, product, mean_arguments) = fused.NO_COSTS, self._plan
         if gradient.costs is not None:
-            assert isinstance(self.projection, Softmax)
-            costs = self.projection.mean_costs(gradient.costs, block.parameter_sizes, betas[0], self.line)
-        self._kernel(x, g, block.w, block.scale, self._levels, product, how_to_move, mean, costs)  # clears g
+            costs = softmax.mean_costs(gradient.costs, block.parameter_sizes, betas[0], self.line)
+        runs = None if block.scales is None else (block.scales.values, block.scales.ends, block.scales.start)
+        step(x, g, block.w, runs, self._levels, product, how_to_move, mean_arguments, costs)  # clears g
         if g is not block.g:
             block.g.zero_()
         return True
-
-    def _planned(self, betas: tuple[float, float, float], x: Tensor) -> FusedPlan | None:
-        """Return what a fused step at these betas takes; None if there are no compiled loops for it."""
-        tensors = [t for t in (x, self.block.g, self.block.w, self.block.scale) if t is not None]
-        softmax = self.projection
-        if not isinstance(softmax, Softmax) or not dispatch.usable(*tensors):
-            return None
-        from mrfquant.kernels.steps import step
-
-        self._kernel = step
-        _, factor, after = betas
-        product = softmax.mean_factors(factor, self.line)
-        return None if product is None else FusedPlan(betas, product, softmax.mean_kernel(after, self.line).arguments)
 
     def _u(self, x: Tensor, beta: float) -> Tensor:
         return self.projection.planes(self.line.planes(x), beta)
@@ -130,7 +129,7 @@ class LineFamily(Family):
     def _t(self) -> Tensor:
         """Return the t that the weights were written from; w itself for levels from -1 to 1 without scale."""
         middle, half_gap = self._levels
-        if self.block.scale is None and self._levels == (0.0, 1.0):
+        if self.block.scales is None and self._levels == (0.0, 1.0):
             return self.block.w
         return ((self.block.unscaled_weights() - middle) / half_gap).clamp_(-1, 1)
 
@@ -139,7 +138,7 @@ class LineFamily(Family):
         g, half_gap = gradient.weights, self._levels[1]
         if g is None:
             return torch.zeros_like(self.block.w)
-        g = g if self.block.scale is None else g.mul_(self.block.scale)
+        g = self.block.scaled(g)
         return g if half_gap == 1 else g.mul_(half_gap)
 
 

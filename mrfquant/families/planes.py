@@ -51,7 +51,7 @@ class PlanesFamily(Family):
         if g is None or gradient.marginals is not None:
             return self.projection.planes_vjp(self.u, gradient.of_labels(block), factor, x)
         # In the place of g and u: no new tensor of their size. The weights are taken for u q.
-        g = g if block.scale is None else g.mul_(block.scale)
+        g = block.scaled(g)
         if gradient.costs is not None:
             costs = (block.parameter_sizes, gradient.costs)
             return self.projection.weights_vjp(self.u, self._centred_q, None, g, factor, x, costs)

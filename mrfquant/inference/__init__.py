@@ -3,7 +3,7 @@
 from mrfquant.inference.base import Inference
 from mrfquant.inference.latent import BinaryConnect, LatentInference, ProxQuant, StraightThrough
 from mrfquant.inference.mean_field import MeanField
-from mrfquant.inference.optimizers import ByShape, Lookahead
+from mrfquant.inference.optimizers import ByShape
 from mrfquant.inference.projected import ProjectedInference
 from mrfquant.inference.proximal import MirrorDescent, ProximalICM, ProximalMeanField, SparsemaxPGD
 from mrfquant.inference.reference import Reference
@@ -13,7 +13,6 @@ __all__ = [
     "ByShape",
     "Inference",
     "LatentInference",
-    "Lookahead",
     "MeanField",
     "MirrorDescent",
     "ProjectedInference",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,23 +20,19 @@ Solver = Any  # an Inference, to methods that are a part of it
 class Answers:
     """The part of `Inference` that reads where a solver stands, and ends it."""
 
-    def finalize(self: Solver, decide: Decision | None = None) -> nn.Module:
+    def finalize(self: Solver) -> nn.Module:
         """End training: the network becomes an ordinary one, without a solver, each labelled weight exactly on a level.
 
         It can be saved, exported, packed (with the labelling) or trained further by other means. Done twice, it changes
         nothing.
-
-        Args:
-            decide: chooses the labels, as `mrfquant.Jointly(batches)` does; by default each weight takes its likeliest.
 
         Returns:
             The network.
         """
         if not self.finalized:
             check_answer(self)
-            if decide is None:
-                warn_if_undecided(self)
-            with self.rounded() if decide is None else self.computing_with(decide(self)):
+            warn_if_undecided(self)
+            with self.rounded():
                 self.labelling.release()
             self.finalized = True
             self.blocked = "the solver is finalized: its network is an ordinary one, label it again to go on"
@@ -90,27 +86,10 @@ class Answers:
             labelled.w.copy_(kept)
             labelled.publish()
 
-    @torch.no_grad()
-    def adopt(self: Solver, labels: Sequence[Tensor]) -> None:
-        """Let training go on from labels, (m,) for every block: the variables that would be rounded to another one move
-        to where theirs has nearly all probability; the others stay."""
-        for (block, x), chosen in zip(self.items(), labels, strict=True):
-            there = self.start_at(block, block.q[chosen.long()])
-            x.copy_(torch.where(self.labels(block, x) == chosen, x, there))
-        self.write_all()
-        self.labelling.mark_clean()
-
     def distributions(self: Solver) -> list[Distribution] | None:
         """Return the distribution of every block, or None for a solver that has none."""
         found = [p for block, x in self.items() if (p := self.distribution(block, x)) is not None]
         return found if len(found) == len(self.variables) and found else None
-
-    def decided(self: Solver, threshold: float = 0.99) -> list[Tensor] | None:
-        """Return whether a label of each weight has at least the probability `threshold`: bool (m,) for every block.
-
-        None for a solver without a distribution.
-        """
-        return self.report.decided(threshold)
 
     def settings(self: Solver) -> dict[str, float]:
         """Return what is in force now, known without touching a tensor."""
@@ -151,6 +130,3 @@ class Answers:
         self.load_inner_state(state["optimizer"])
         blocks = self.labelling.blocks
         self.report.seen = [self.processes.own(b, x) for b, x in zip(blocks, state["seen"], strict=True)]
-
-
-Decision = Callable[[Solver], list[Tensor]]  # gives labels, int32 (m,) for every block

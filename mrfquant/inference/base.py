@@ -105,7 +105,8 @@ class Inference(Answers, SolverOptimizer):
         """Start a whole block, since that may depend on all of a layer, and keep this process's shard."""
         if start == "random":
             return self.processes.own(block, self.start(block, lambda: self.processes.drawn(block)))
-        return self.processes.own(block, self.start_at(block, block.unscaled_weights().clone()))
+        w = block.unscaled_weights()
+        return self.processes.own(block, self.start_at(block, w.clone() if w is block.w else w))
 
     def bind(self, start: str) -> None:
         """Prepare for the labelling, which is laid out now, before the variables start."""

@@ -22,7 +22,7 @@ def check_solver(solver: Solver) -> None:
 def check_answer(solver: Solver) -> None:
     """Raise if parameters were replaced or written to, or variables are not numbers. Waits for the device."""
     solver.labelling.check_not_replaced()
-    kept = (*solver.variables, solver.labelling.free.w, solver.labelling.scale)
+    kept = (*solver.variables, solver.labelling.free.w, solver.labelling.scale_of_runs)
     broken = not all(x is None or x.isfinite().all() for x in kept)
     if solver.processes.any(broken):  # or the others would wait for ever
         raise Diverged(
@@ -37,7 +37,7 @@ def warn_if_undecided(solver: Solver) -> None:
     undecided = 1 - solver.report.fraction_decided()
     if undecided > WARN_UNDECIDED_FRACTION:
         warnings.warn(
-            f"{undecided:.1%} of the weights are undecided, rounding changes the network: let beta end higher, train "
-            "longer, or decide by Jointly",
+            f"{undecided:.1%} of the weights are undecided, rounding changes the network: let beta end higher, or "
+            "train longer",
             stacklevel=3,
         )

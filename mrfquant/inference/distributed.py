@@ -78,7 +78,7 @@ class Processes:
 
     def _share_weights(self) -> None:
         """Take the first process's weights and scales."""
-        for tensor in (self.labelling.free.w, self.labelling.labelled.w, self.labelling.scale):
+        for tensor in (self.labelling.free.w, self.labelling.labelled.w, self.labelling.scale_of_runs):
             if tensor is not None:
                 present_team().broadcast(tensor)
         if self.solver.learned_scales is not None:

@@ -123,7 +123,7 @@ class TreeSoftmax(Projection):
         if self.block.levels.middle:
             u = self._marginals(layer, torch.stack([-aux, aux]), beta)
             return u[1] - u[0]
-        fields, scales = layer.read(aux) * beta, None if self.block.scale is None else layer.read(self.block.scale)
+        fields, scales = layer.read(aux) * beta, self._scales(layer)
         factors = layer.g * (self.strength * beta * self.block.levels.half_gap**2)
         parts = [
             tree.pair_marginals(
@@ -147,12 +147,15 @@ class TreeSoftmax(Projection):
 
     def _fields(self, layer: LayerCurvature) -> Iterator[tuple[SpanningTree, Tensor, Tensor]]:
         """For each group the tree, the values of the labels (d, n or 1, rows or 1) and the couplings (n, rows)."""
-        scales = None if self.block.scale is None else layer.read(self.block.scale)
+        scales = self._scales(layer)
         for group, tree in enumerate(self.entropy.trees(layer)):
             x = self.block.q[:, None, None]
             if scales is not None:
                 x = x * scales[group].T
             yield tree, x, self.strength * self._edges(layer, group, tree) * layer.g[group]
+
+    def _scales(self, layer: LayerCurvature) -> Tensor | None:
+        return None if (each := self.block.scale) is None else layer.read(each)
 
     @staticmethod
     def _edges(layer: LayerCurvature, group: int, tree: SpanningTree) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from mrfquant.config.settings import Count, Fraction, Positive, configurable
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.inference.base import Inference, OptimizerRecipe
-from mrfquant.labelling import Block, Labelling
+from mrfquant.labelling import Block, Labelling, Trellis
 
 SMALLEST_SCALE = 1e-5  # of latent weights that are all 0
 
@@ -21,6 +21,13 @@ class LatentInference(Inference):
     """Variables are latent weights (m,), in units of the levels (before scales); they round to the nearest level."""
 
     by_weight = True
+
+    def bind(self, start: str) -> None:
+        if any(isinstance(block.levels, Trellis) for block in self.labelling.blocks):
+            raise BadInput(
+                f"{type(self).__name__} rounds each weight by itself, and labels of a trellis are paths: take "
+                "MirrorDescent, or levels"
+            )
 
     def start(self, block: Block, draw: Callable[[], Tensor]) -> Tensor:
         x = draw()
@@ -34,7 +41,7 @@ class LatentInference(Inference):
 
     def update(self, block: Block, x: Tensor) -> Tensor | None:
         """The loss's own, straight through whatever makes the weights of the latent ones."""
-        return block.g if block.scale is None else block.g.mul_(block.scale)
+        return block.scaled(block.g)
 
     def labels(self, block: Block, x: Tensor) -> Tensor:
         return block.nearest(x)
@@ -109,7 +116,7 @@ class ProxQuant(LatentInference):
             reach = self.learning_rate(block) * self.reg_rate * (self.iteration // self.epoch)
             x.add_((nearest - x).clamp_(-reach, reach))
             self.clip(block, x)
-        block.w.copy_(x if block.scale is None else x * block.scale)
+        block.scaled(block.w.copy_(x))
 
 
 @configurable(supplied=["labelling", "optimizer"])
@@ -147,10 +154,10 @@ class StraightThrough(LatentInference):
         scales = self.labelling.scales
         assert scales is not None
         magnitudes = [abs(q) for q in block.levels.values if q]
-        fitted = scales.average(x.abs(), block.start) / (sum(magnitudes) / len(magnitudes))
-        scales.spread(fitted.clamp_(min=SMALLEST_SCALE), block.start)
+        fitted = scales.average(x, block.start, of=torch.abs) / (sum(magnitudes) / len(magnitudes))
+        scales.set(fitted.clamp_(min=SMALLEST_SCALE), block.start)
         block.write_labels(self.labels(block, x))
 
     def labels(self, block: Block, x: Tensor) -> Tensor:
-        assert block.scale is not None
-        return block.nearest(x / block.scale)
+        assert block.scales is not None
+        return block.nearest(block.scales.divide(x.clone()))

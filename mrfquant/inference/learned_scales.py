@@ -21,7 +21,7 @@ class LearnedScales:
     def __init__(self, labelling: Labelling) -> None:
         assert labelling.scales is not None
         self.labelled, self.scales = labelling.labelled, labelling.scales
-        self.log = self.scales.of_runs().log_()
+        self.log = self.scales.weights.values.log()
         self._averaged: Tensor | None = None  # the gradient, where processes had to average it before it was scattered
 
     def before(self) -> None:
@@ -30,8 +30,8 @@ class LearnedScales:
         self.log.grad = self.gradient() if known is None else known
 
     def after(self) -> None:
-        """Set the scales of the weights from θ."""
-        self.scales.spread(self.log.exp())
+        """Set the scales from θ."""
+        self.scales.set(self.log.exp())
 
     def gradient(self) -> Tensor:
         """Return the gradient with respect to θ: (c,)."""
@@ -49,7 +49,7 @@ class LearnedScales:
 
     def read(self) -> None:
         """Set θ from the scales of the weights, which were just loaded."""
-        torch.log(self.scales.of_runs(), out=self.log)
+        torch.log(self.scales.weights.values, out=self.log)
 
     def part(self, first: int, last: int) -> Tensor:
         """Return θ of the parameter from `first` to `last` of the labelled vector."""

@@ -25,9 +25,11 @@ class MeanField(ProjectedInference):
 
         θ <- damping θ - (1 - damping) ∇E^k(u).
 
-    Without damping nothing of the past remains. On a fixed energy a little of it makes the iteration converge; under
-    mini-batch gradients it has to average over many of them, as natural-gradient methods do, so it should be close to
-    1, and beta of the order of the number of training images. The optimizer drives the free parameters only.
+    It is made for fixed energies, where a little damping makes the iteration converge. Under mini-batch gradients the
+    past has to be averaged over many steps, so damping should be close to 1 and beta of the order of the number of
+    training images; even so it stays far behind solvers with a proximal term, since the gradient is taken at the mean
+    weights alone. docs/examples/own_solver.py takes it at sampled weights. The optimizer drives the free parameters
+    only.
     """
 
     method = "MF"

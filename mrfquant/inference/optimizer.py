@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from mrfquant.config.settings import built
 from mrfquant.errors import BadInput
 from mrfquant.inference.groups import OptimizerGroups
 from mrfquant.inference.learned_scales import LearnedScales
+from mrfquant.inference.optimizer_states import check_groups, check_tensors
 from mrfquant.inference.optimizers import ChainedOptimizer
 from mrfquant.inference.views import OptimizerView, by_shape, in_one_piece
 from mrfquant.kernels.fused import Rule
@@ -140,8 +140,8 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
             view.tensor.grad = None
         self._pull_hyperparameters()
 
-    def begin_fused_update(self, x: Tensor) -> Rule | None:
-        """Return the rule by which the inner optimizer moves x, its step counted; None if it is not one of those known.
+    def fused_rule(self, x: Tensor) -> Rule | None:
+        """Return the rule by which the inner optimizer moves x; None if it is not one of those known.
 
         Its settings and state stay where they are: either way can go on from the other's state, with the same results.
         """
@@ -178,9 +178,15 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
 
     def load_inner_state(self, state: dict[str, Any]) -> None:
         """Load the inner optimizer's state, and take its settings over."""
+        before = [dict(group) for group in self.driver.param_groups]
         try:
             self.driver.load_state_dict(self._mapped(state, OptimizerView.cut) if self.labelling.sharded else state)
-        except (KeyError, ValueError):
+            check_groups(self.driver, before)
+            if type(self.driver) in BY_WEIGHT:
+                check_tensors(self.driver)
+        except BadInput:
+            raise
+        except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, AssertionError):
             raise BadInput("the saved state does not fit: it is of another optimizer, or of other groups") from None
         self._pull_hyperparameters()
         self._guard()
@@ -223,23 +229,20 @@ def _adam(group: dict[str, Any], state: dict[str, Any], x: Tensor) -> Rule | Non
     if 1 - beta1 >= 0.5:  # torch averages in another way then
         return None
     if not state:
-        state["step"] = torch.zeros((), dtype=torch.float32)
+        state["step"] = torch.zeros((), dtype=torch.float32, device=x.device)
         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(x), torch.zeros_like(x)
-    count = state["step"].numpy()
-    count += 1
-    k, rate, decay = float(count), group["lr"], group["weight_decay"]
+    rate, decay = group["lr"], group["weight_decay"]
     added, kept = (0.0, 1 - rate * decay) if group.get("decoupled_weight_decay") else (decay, 1.0)
-    correction, step_size = math.sqrt(1 - beta2**k), rate / (1 - beta1**k)
-    settings = (added, kept, 1 - beta1, beta2, 1 - beta2, correction, group["eps"], -step_size)
-    return Rule("adam", settings, state["exp_avg"], state["exp_avg_sq"])
+    settings = (added, kept, beta1, beta2, group["eps"], rate)
+    return Rule("adam", settings, (state["exp_avg"], state["exp_avg_sq"]), state["step"])
 
 
 def _sgd(group: dict[str, Any], state: dict[str, Any], x: Tensor) -> Rule:
     momentum, share = group["momentum"], 1 - group["dampening"]
     if momentum and state.get("momentum_buffer") is None:
         state["momentum_buffer"], share = torch.zeros_like(x), 1.0  # the first gradient as it is
-    settings = (group["weight_decay"], momentum, share, -group["lr"])
-    return Rule("sgd", settings, state["momentum_buffer"] if momentum else torch.empty(0), torch.empty(0))
+    settings = (group["weight_decay"], momentum, share, group["lr"])
+    return Rule("sgd", settings, (state["momentum_buffer"],) if momentum else ())
 
 
 def _built(recipe: OptimizerRecipe, tensors: list[Any]) -> torch.optim.Optimizer:

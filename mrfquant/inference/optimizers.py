@@ -9,7 +9,7 @@ import gin
 import torch
 from torch import Tensor
 
-from mrfquant.config.settings import Count, Fraction, configurable
+from mrfquant.config.settings import configurable
 
 # One cannot step without a closure, one takes sparse gradients only; a solver has dense ones and no closure.
 _UNFIT = {torch.optim.Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam}
@@ -67,41 +67,6 @@ class ChainedOptimizer(torch.optim.Optimizer):
         self.param_groups = [group for part in self.parts for group in part.param_groups]  # theirs, no copies
 
 
-class LookaheadOptimizer(ChainedOptimizer):
-    """What `Lookahead` makes of an optimizer, or of several that step as one."""
-
-    def __init__(self, parts: tuple[torch.optim.Optimizer, ...], every: int, share: float) -> None:
-        super().__init__(*parts)
-        self.every, self.share = every, share
-        self.taken = 0  # steps
-        self.averages: list[Tensor] = []
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Step, and return part of the way if it is time."""
-        tensors = self._tensors()
-        self.averages = self.averages or [tensor.clone() for tensor in tensors]
-        super().step()
-        self.taken += 1
-        if self.taken % self.every == 0:
-            for average, tensor in zip(self.averages, tensors, strict=True):
-                if tensor.grad is not None:  # what is frozen stays
-                    tensor.copy_(average.lerp_(tensor, self.share))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The averages, too."""
-        return {**super().state_dict(), "taken": self.taken, "averages": self.averages}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from the state of the same ones."""
-        super().load_state_dict(state_dict)
-        self.taken, saved = state_dict["taken"], state_dict["averages"]
-        self.averages = [average.to(tensor, copy=True) for average, tensor in zip(saved, self._tensors(), strict=False)]
-
-    def _tensors(self) -> list[Tensor]:
-        return [tensor for group in self.param_groups for tensor in group["params"]]
-
-
 @configurable
 class ByShape:
     """A recipe of an optimizer for a solver: one for matrices, as `torch.optim.Muon`, one for everything else.
@@ -131,34 +96,6 @@ class ByShape:
             self.matrices(_only(groups, lambda tensor: tensor.dim() == 2)),
             self.rest(_only(groups, lambda tensor: tensor.dim() != 2)),
         )
-
-
-@configurable
-class Lookahead:
-    """A recipe of an optimizer that averages the solver's variables over time (Zhang et al., 2019): every few steps
-    they return part of the way to where they were averaged last.
-
-        Lookahead(functools.partial(torch.optim.Adam, lr=0.003))
-
-    In gin: `Experiment.optimizer = @Lookahead()`, `Lookahead.optimizer = @Adam`.
-
-    Args:
-        optimizer: the recipe of the optimizer that steps; a `ByShape`, too.
-        every: steps from an average to the next.
-        share: of the way that the optimizer went in them, which the average goes, too.
-    """
-
-    def __init__(
-        self, optimizer: Callable[..., torch.optim.Optimizer], every: Count = 5, share: Fraction = 0.5
-    ) -> None:
-        self.optimizer, self.every, self.share = optimizer, every, share
-        self.by_shape = bool(getattr(optimizer, "by_shape", False))
-
-    def __call__(self, parameters: list[Any]) -> LookaheadOptimizer:
-        """The optimizer for tensors or for groups of them."""
-        optimizer = self.optimizer(parameters)
-        parts = optimizer.parts if isinstance(optimizer, ChainedOptimizer) else (optimizer,)
-        return LookaheadOptimizer(parts, self.every, self.share)
 
 
 def _only(groups: list[dict[str, Any]], fits: Callable[[Tensor], bool]) -> list[dict[str, Any]]:

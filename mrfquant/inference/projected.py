@@ -20,7 +20,7 @@ from mrfquant.compute import check_memory
 from mrfquant.config.settings import configurable
 from mrfquant.energies import Energy
 from mrfquant.errors import BadInput
-from mrfquant.families import Distribution, Family, Form, family_of
+from mrfquant.families import Backend, Distribution, Family, Form, backend_of, family_of
 from mrfquant.inference.base import Inference, OptimizerRecipe
 from mrfquant.inference.entropies import Entropy
 from mrfquant.labelling import Block, Labelling
@@ -74,6 +74,7 @@ class ProjectedInference(Inference):
         entropy: Entropy | None = None,
         *,
         form: Form = "line",
+        compiled: bool = True,
         **settings: Any,
     ) -> None:
         if entropy is not None and not isinstance(projection, Softmax):
@@ -82,6 +83,7 @@ class ProjectedInference(Inference):
                 "projection = @Softmax(), or leave the entropy out"
             )
         self.projection, self.auxiliary, self.entropy = projection, auxiliary, entropy
+        self.compiled = compiled
         self.form: Form = form if auxiliary else "planes"
         beta = beta or DefaultAnnealing(1.02, 1e3 if auxiliary else 10.0)
         super().__init__(labelling, optimizer, beta, energy, **settings)
@@ -90,6 +92,7 @@ class ProjectedInference(Inference):
         if self.entropy is not None and self.labelling.sharded:
             raise BadInput(f"{type(self.entropy).__name__} works on whole layers, which shard cuts: drop one")
         self._start = start
+        self._backends: dict[int, Backend | None] = {}  # of those blocks that have taken a step
         self._families = {block.number: self._new_family(block) for block in self.labelling.local_blocks}
         variables = sum(family.numbers * family.block.m for family in self._families.values())
         # These, and the optimizer's.
@@ -141,12 +144,21 @@ class ProjectedInference(Inference):
         self.family(block).restore(x, self.beta, as_mean=not self.auxiliary)
 
     def fused_update(self, block: Block, x: Tensor) -> bool:
-        family, beta = self._families[block.number], self.beta
-        if not (self._is_plain and self.auxiliary and family.fuses):
+        if block.number not in self._backends:
+            chosen = self._is_plain and self.auxiliary and self.compiled
+            self._backends[block.number] = backend_of(self._families[block.number], x) if chosen else None
+        if (backend := self._backends[block.number]) is None:
             return False
-        gradient = self.energy.gradient(family.distribution(x, beta))
+        beta = self.beta
+        gradient = self.energy.gradient(self._families[block.number].distribution(x, beta))
         betas = (beta, 1.0 if self.mirror else beta, self.schedule(self.iteration + 1, self.budget))
-        return family.fused_step(gradient, x, betas, self.begin_fused_update)
+        if not backend(gradient, x, betas, self.fused_rule):
+            self._backends[block.number] = None  # nor will it be possible at the next step
+            return False
+        return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_backends": {}}  # chosen anew where a copy is
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

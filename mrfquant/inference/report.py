@@ -6,24 +6,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mrfquant.compute import present_team, widest
 from mrfquant.energies import FirstOrderTaylor
-from mrfquant.families import Distribution
 
+DECIDED = 0.99  # the probability from which on a label counts as decided
 Solver = Any  # an Inference, whose file imports this one
 
 
 class Report:
-    """What a solver's labels look like, and what has changed since the last look.
-
-    Attributes:
-        seen: the labels at the last look, small and on the host, one tensor for each block.
-    """
+    """What a solver's labels look like, and what has changed since the last look."""
 
     def __init__(self, solver: Solver) -> None:
         self.solver = solver
         self.seen = self._look()
+
+    @property
+    def seen(self) -> list[Tensor]:
+        """The labels at the last look, on the host, one tensor (m,) for each block; kept in as few bits as fit."""
+        return [
+            _unpacked(bits, b.d, b.m) for b, bits in zip(self.solver.labelling.local_blocks, self._bits, strict=True)
+        ]
+
+    @seen.setter
+    def seen(self, labels: list[Tensor]) -> None:
+        self._bits = [_packed(x, b.d) for b, x in zip(self.solver.labelling.local_blocks, labels, strict=True)]
 
     @torch.no_grad()
     def figures(self) -> dict[str, float]:
@@ -70,19 +78,36 @@ class Report:
                 total[name] = total[name] + value if name in total else value
         return total
 
-    def fraction_decided(self) -> float:
-        """Return the fraction of weights with a label of probability 0.99 or more; 1 without a distribution."""
-        if not (found := self.decided(0.99)):
-            return 1.0
-        decided = sum(block.sum().item() for block in found)
-        return self.solver.processes.total(decided) / len(self.solver.labelling)
-
     @torch.no_grad()
-    def decided(self, threshold: float) -> list[Tensor] | None:
-        """Return whether a label of each weight has this probability, bool (m,) for every block; None without one."""
-        found: list[Distribution] | None = self.solver.distributions()
-        return None if found is None else [p.decided(threshold) for p in found]
+    def fraction_decided(self) -> float:
+        """Return the fraction of weights whose label is decided; 1 without a distribution."""
+        if not (found := self.solver.distributions()):
+            return 1.0
+        decided = sum(p.decided(DECIDED).sum().item() for p in found)
+        return self.solver.processes.total(decided) / len(self.solver.labelling)
 
     def _look(self) -> list[Tensor]:
         solver = self.solver
         return [solver.labels(b, x).to("cpu", torch.uint8 if b.d <= 256 else torch.int32) for b, x in solver.items()]
+
+
+def _width(d: int) -> int:
+    """Return in how many bits a label of d is kept: as many as divide a byte, if it fits in one."""
+    return next((bits for bits in (1, 2, 4) if d <= 2**bits), 8)
+
+
+def _packed(labels: Tensor, d: int) -> Tensor:
+    if (width := _width(d)) == 8:
+        return labels
+    places = functional.pad(labels, (0, -len(labels) % (8 // width))).view(-1, 8 // width).unbind(1)
+    packed = places[0].clone()
+    for number, place in enumerate(places[1:], 1):
+        packed |= place << (number * width)
+    return packed
+
+
+def _unpacked(packed: Tensor, d: int, m: int) -> Tensor:
+    if (width := _width(d)) == 8:
+        return packed
+    places = [packed >> first & 2**width - 1 for first in range(0, 8, width)]
+    return torch.stack(places, 1).flatten()[:m]

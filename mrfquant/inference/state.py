@@ -24,7 +24,7 @@ def solution(solver: Solver) -> dict[str, Any]:
         "variables": solver.processes.joined(solver.variables),
         "w": labelling.labelled.w,
         "levels": _levels(solver),
-        "scale": labelling.scale,
+        "scale": labelling.scale_of_runs,
         "free": labelling.free.w,
         "order": labelling.flat_permutation,
         "energy": solver.energy.state_dict(),
@@ -39,7 +39,7 @@ def load_solution(solver: Solver, saved: dict[str, Any]) -> None:
     whole = [(*x.shape[:-1], b.m) for b, x in zip(labelling.blocks, solver.variables, strict=True)]
     given = [tuple(x.shape) for x in (*saved["variables"], saved["w"], saved["free"])]
     fits = [*whole, (len(labelling),), (len(labelling.free),)] == given
-    fits = fits and (labelling.scale is None) == (saved["scale"] is None)
+    fits = fits and _shape(labelling.scale_of_runs) == _shape(saved["scale"])
     fits = fits and labelling.flat_permutation == saved["order"] and saved["levels"] == _levels(solver)
     if not fits:
         raise BadInput(
@@ -51,8 +51,8 @@ def load_solution(solver: Solver, saved: dict[str, Any]) -> None:
         x.copy_(own(block, variables))
     labelling.labelled.w.copy_(saved["w"])
     labelling.free.w.copy_(saved["free"])
-    if labelling.scale is not None:
-        labelling.scale.copy_(saved["scale"])  # blocks have views of it
+    if labelling.scales is not None:
+        labelling.scales.set(saved["scale"])
     if solver.learned_scales is not None:
         solver.learned_scales.read()
     if saved["energy"]:
@@ -63,6 +63,10 @@ def load_solution(solver: Solver, saved: dict[str, Any]) -> None:
         solver.restore(block, x)
     labelling.publish()
     labelling.mark_clean()
+
+
+def _shape(scale: torch.Tensor | None) -> torch.Size | None:
+    return None if scale is None else scale.shape
 
 
 def _levels(solver: Solver) -> list[list[float]]:

@@ -24,9 +24,8 @@ def move(a, field, label, levels, scale, j, new):
 
 
 @jit()
-def descend(a, field, label, levels, scale, free, tolerance, sweeps):
-    """Give each free variable of a row its best level given the others, until none gains; return the change of the
-    energy."""
+def descend(a, field, label, levels, scale, tolerance, sweeps):
+    """Give each weight of a row its best level given the others, until none gains; return the change of the energy."""
     d, total = levels.shape[0], 0.0
     for _ in range(sweeps):
         moved = False
@@ -38,7 +37,7 @@ def descend(a, field, label, levels, scale, free, tolerance, sweeps):
                 new += 1
             while new > 0 and 2 * target <= levels[new] + levels[new - 1]:
                 new -= 1
-            if new != old and (len(free) == 0 or free[j]):
+            if new != old:
                 change = (levels[new] - levels[old]) * s
                 if -change * (field[j] + a[j, j] / 2 * change) > tolerance * s * s * a[j, j]:
                     total += move(a, field, label, levels, scale, j, new)
@@ -49,20 +48,19 @@ def descend(a, field, label, levels, scale, free, tolerance, sweeps):
 
 
 @jit()
-def descend_rows(a, fields, labels, levels, scales, free, tolerance, sweeps, kicks, moves, first, last):
+def descend_rows(a, fields, labels, levels, scales, tolerance, sweeps, kicks, moves, first, last):
     """Descend in the rows from `first` to `last`, then again after each kick, which is undone if it did not pay.
 
     Args:
         a: (n, n). fields: (rows, n) and labels: (rows, n) int64, changed in place. levels: (d,). scales: (rows, n).
-        free: (rows, n) whether a label may change, or (rows, 0) if all may.
         tolerance: smaller gains, in units of the squared scale times the curvature, do not count.
         sweeps: the most sweeps over all weights.
         moves: number of labels that a kick moves to a neighbour, drawn at random, the same at every call.
     """
     n, d = a.shape[0], levels.shape[0]
     for row in range(first, last):
-        scale, field, label, own = scales[row], fields[row], labels[row], free[row]
-        descend(a, field, label, levels, scale, own, tolerance, sweeps)
+        scale, field, label = scales[row], fields[row], labels[row]
+        descend(a, field, label, levels, scale, tolerance, sweeps)
         state = np.uint64(row)
         for _ in range(kicks):
             kept_field, kept_label, total = field.copy(), label.copy(), 0.0
@@ -71,8 +69,8 @@ def descend_rows(a, fields, labels, levels, scales, free, tolerance, sweeps, kic
                 drawn = state >> np.uint64(33)
                 j, new = int(drawn % np.uint64(n)), int(drawn // np.uint64(n) % np.uint64(2)) * 2 - 1
                 new += label[j]
-                if 0 <= new < d and (len(own) == 0 or own[j]):
+                if 0 <= new < d:
                     total += move(a, field, label, levels, scale, j, new)
-            total += descend(a, field, label, levels, scale, own, tolerance, sweeps)
+            total += descend(a, field, label, levels, scale, tolerance, sweeps)
             if total >= 0:
                 field[:], label[:] = kept_field, kept_label

@@ -23,48 +23,56 @@ SMALLEST_SIZE = 2**14  # values below which torch is as fast: small problems nee
 
 
 def usable(*tensors: Tensor, smallest: int | None = None) -> bool:
-    """Whether the functions below take these: many values, float32 on the CPU, contiguous, without autograd."""
+    """Return whether the functions below take these: many float32 values on the CPU, contiguous, no autograd."""
     return (
         tensors[0].numel() >= (SMALLEST_SIZE if smallest is None else smallest)
         and all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors)
         and all(t.is_contiguous() and not t.requires_grad for t in tensors)
+        and not torch.compiler.is_compiling()
         and _kernels() is not None
     )
 
 
 def weights(aux: Tensor, q: Tensor, beta: float, out: Tensor, w: Tensor) -> None:
-    """u into `out` (d, m) and the expected weights q u into w (m,)."""
+    """Write u to `out` (d, m) and the expected weights q u to w (m,)."""
     _run("softmax", aux, beta * LOG2E, q, out, w)
 
 
 def weights_vjp(u: Tensor, q: Tensor, w: Tensor, g: Tensor, beta: float, exact: bool) -> None:
-    """The product for the Jacobian 'exact' or else 'reference', into u."""
-    _run("exact_product" if exact else "reference_product", u, q, w, g, beta)
+    """Write the product for the Jacobian 'exact' or else 'reference' to u."""
+    _run("weights_product", u, q, w, g, beta, exact)
 
 
 def unary_vjp(u: Tensor, q: Tensor, g: Tensor, sizes: Sequence[int], costs: Tensor, beta: float, exact: bool) -> None:
-    """The same for the gradient q gᵀ + c, with costs c of the labels (parameters, d), less their mean, into u."""
+    """Write the same for the gradient q gᵀ + c to u, with costs c of the labels (parameters, d), less their mean."""
     _run("unary_product", u, q, g, np.cumsum(sizes), costs.contiguous(), beta, exact)
 
 
 def mean(aux: Tensor, how: Mean, out: Tensor) -> None:
-    """t into `out` (m,)."""
+    """Write t to `out` (m,)."""
     _run("mean", aux, *how.arguments, out)
 
 
 def mean_vjp(t: Tensor, delta: Tensor, factor: float, share: float, centre: float = 0.0) -> None:
-    """factor (1 - share (t - centre)²) δ into δ."""
+    """Multiply δ by factor (1 - share (t - centre)²)."""
     _run("mean_product", t, delta, factor, factor * share, centre)
 
 
 def sparsemax(aux: Tensor, beta: float, out: Tensor) -> None:
-    """u into `out` (d, m), which may be ũ itself."""
+    """Write u to `out` (d, m), which may be ũ itself."""
     _run("sparsemax", aux, beta, out)
 
 
 def sparsemax_vjp(u: Tensor, g: Tensor, beta: float) -> None:
-    """The product with g (d, m), into g."""
+    """Write the product with g (d, m) to g."""
     _run("sparsemax_product", u, g, beta)
+
+
+def scale_runs(x: Tensor, numbers: Tensor, ends: Tensor, offset: int, inverse: bool) -> None:
+    """Multiply x (m,), or divide it, by the number of the run that each value is in."""
+    from mrfquant.kernels import runs, steps
+
+    steps.launch(runs.scale_runs, x, numbers, ends, offset, inverse)
 
 
 def tree_marginals(

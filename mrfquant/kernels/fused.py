@@ -96,18 +96,17 @@ NO_COSTS = Costs(np.zeros(0, np.int64), np.zeros((0, 2), np.float32), np.zeros(2
 
 
 class Rule(NamedTuple):
-    """What an optimizer does to a tensor at its next step, its counter moved on.
+    """What an optimizer does to a tensor; who follows it counts Adam's step.
 
     Attributes:
         kind: 'adam' or 'sgd'.
         settings: Adam's are weight decay that is added to the gradient, the share of x that decoupled decay leaves,
-            1 - beta1, beta2, 1 - beta2, the root of the second bias correction, eps, minus the step size; SGD's are
-            weight decay, momentum, 1 - dampening, minus the learning rate.
-        first: the running average of gradients, empty if there is none.
-        second: the running average of their squares, empty if there is none.
+            beta1, beta2, eps, the learning rate; SGD's are weight decay, momentum, 1 - dampening, the learning rate.
+        averages: Adam's are those of gradients and of their squares; SGD's that of gradients, if it has momentum.
+        steps: how many Adam has done.
     """
 
     kind: str
     settings: tuple[float, ...]
-    first: Tensor
-    second: Tensor
+    averages: tuple[Tensor, ...]
+    steps: Tensor | None = None

@@ -21,7 +21,7 @@ C1, C2, C3, C4, C5, C6 = (f32(math.log(2) ** n / math.factorial(n)) for n in ran
 
 @jit(**OPTIONS)
 def power_of_two(x):
-    """2^x for x <= 0: below 2^-126 it is 0."""
+    """Return 2^x for x <= 0; below 2^-126 it is 0."""
     x = LOWEST if x < LOWEST else x  # in this order, what is not a number remains
     shifted = f32(x + ROUNDING)
     x = x - (shifted - ROUNDING)  # from -1/2 to 1/2
@@ -31,7 +31,7 @@ def power_of_two(x):
 
 @jit(**OPTIONS)
 def largest(x, top, other):
-    """The maximum over the planes of x (d, n) in the first of the two places returned."""
+    """Return two places, with the maximum over the planes of x (d, n) in the first."""
     n = x.shape[1]
     top[:n] = x[0]
     for k in range(1, len(x)):
@@ -44,7 +44,7 @@ def largest(x, top, other):
 
 @jit(**OPTIONS)
 def softmax(aux, scale, q, out, w, start, stop):
-    """Columns `start` to `stop` of u = 2^(scale (ũ - max ũ)), normalised, and w = q u."""
+    """Write columns `start` to `stop` of u = 2^(scale (ũ - max ũ)), normalised, and of w = q u."""
     d = len(aux)
     top, total = np.empty(TILE, f32), np.empty(TILE, f32)
     for first in range(start, stop, TILE):
@@ -70,7 +70,7 @@ def softmax(aux, scale, q, out, w, start, stop):
 
 @jit(**OPTIONS)
 def tanh(aux, scale, out, start, stop):
-    """t = (1 - h) / (1 + h) for h = 2^(-scale |ã|), with the sign of ã."""
+    """Write t = (1 - h) / (1 + h) for h = 2^(-scale |ã|), with the sign of ã."""
     x, y = aux[start:stop], out[start:stop]
     for j in range(len(x)):
         h = power_of_two(-abs(x[j]) * scale)
@@ -80,7 +80,7 @@ def tanh(aux, scale, out, start, stop):
 
 @jit(**OPTIONS)
 def line(aux, scale, p, shift, out, start, stop):
-    """t = u p / p_d for u = 2^(scale (a p + shift)), normalised, for any levels p."""
+    """Write t = u p / p_d for u = 2^(scale (a p + shift)), normalised, for any levels p."""
     top, total, mean = np.empty(TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32)
     for first in range(start, stop, TILE):
         last = min(first + TILE, stop)
@@ -106,7 +106,7 @@ def line(aux, scale, p, shift, out, start, stop):
 
 @jit(**OPTIONS)
 def wide_line(aux, scale, weights, means, out, start, stop):
-    """t for levels on a grid while all of them count: polynomials in z = 2^(-scale |a|), four powers at a time.
+    """Write t for levels on a grid while all of them count: polynomials in z = 2^(-scale |a|), four powers at a time.
 
     Args:
         weights: of the powers of z, the highest first: u of the points of the grid at a = 0, the lowest first.
@@ -133,7 +133,7 @@ def wide_line(aux, scale, weights, means, out, start, stop):
 
 @jit(**OPTIONS)
 def narrow_line(aux, scale, spacing, last_level, neighbours, out, start, stop):
-    """t for even levels of which only the nearest and its neighbours on either side count."""
+    """Write t for even levels of which only the nearest and its neighbours on either side count."""
     total, mean, near = np.empty(TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32)
     lowest, half = -last_level, f32(0.5)
     for first in range(start, stop, TILE):
@@ -164,7 +164,7 @@ PAIR, LINE, WIDE_LINE, NARROW_LINE = range(4)
 
 @jit(**OPTIONS)
 def mean(aux, kind, scale, spacing, neighbours, first, second, out, start, stop):
-    """t by the kernel of a kind; see `mrfquant.kernels.fused.Mean` for the others."""
+    """Write t by the kernel of a kind; see `mrfquant.kernels.fused.Mean` for the others."""
     if kind == PAIR:
         tanh(aux, scale, out, start, stop)
     elif kind == LINE:
@@ -177,7 +177,7 @@ def mean(aux, kind, scale, spacing, neighbours, first, second, out, start, stop)
 
 @jit(**OPTIONS)
 def mean_product(t, delta, factor, share, centre, start, stop):
-    """δ (factor - share (t - centre)²)."""
+    """Multiply δ by factor - share (t - centre)²."""
     t, delta = t[start:stop], delta[start:stop]
     for j in range(len(t)):
         off = t[j] - centre
@@ -186,7 +186,7 @@ def mean_product(t, delta, factor, share, centre, start, stop):
 
 @jit(**OPTIONS)
 def add_costs(aux, delta, slope, bend, scale, soft):
-    """slope + bend sinh(x) / (cosh(x) + soft / 2), added to δ; see `mrfquant.kernels.fused.Costs`."""
+    """Add slope + bend sinh(x) / (cosh(x) + soft / 2) to δ; see `mrfquant.kernels.fused.Costs`."""
     if bend == 0:
         for j in range(len(aux)):
             delta[j] += slope
@@ -199,7 +199,7 @@ def add_costs(aux, delta, slope, bend, scale, soft):
 
 @jit(**OPTIONS)
 def add_line_costs(aux, delta, costs, p, shift, scale):
-    """p_d Cov(p, c) / Var(p) under u = 2^(scale (a p + shift)), normalised, added to δ; a tile at most.
+    """Add p_d Cov(p, c) / Var(p) under u = 2^(scale (a p + shift)), normalised, to δ; a tile at most.
 
     Labels count from the likeliest one, and weigh in units of the second: its u may be too small for a float.
     """
@@ -258,32 +258,24 @@ def add_line_costs(aux, delta, costs, p, shift, scale):
 
 
 @jit(**OPTIONS)
-def reference_product(u, q, w, g, beta, start, stop):
-    """beta (I - u uᵀ) q gᵀ = (q - u w) beta g."""
+def weights_product(u, q, w, g, beta, exact, start, stop):
+    """Write beta (diag(u) - u uᵀ) q gᵀ = u (q - w) beta g to u, or for I in the place of diag(u), (q - u w) beta g."""
     for first in range(start, stop, TILE):
         last = min(first + TILE, stop)
         w_tile, g_tile = w[first:last], g[first:last]
         for k in range(len(q)):
             y, level = u[k, first:last], q[k, 0]
-            for j in range(last - first):
-                y[j] = (level - y[j] * w_tile[j]) * (g_tile[j] * beta)
-
-
-@jit(**OPTIONS)
-def exact_product(u, q, w, g, beta, start, stop):
-    """beta (diag(u) - u uᵀ) q gᵀ = u (q - w) beta g."""
-    for first in range(start, stop, TILE):
-        last = min(first + TILE, stop)
-        w_tile, g_tile = w[first:last], g[first:last]
-        for k in range(len(q)):
-            y, level = u[k, first:last], q[k, 0]
-            for j in range(last - first):
-                y[j] *= (level - w_tile[j]) * (g_tile[j] * beta)
+            if exact:
+                for j in range(last - first):
+                    y[j] *= (level - w_tile[j]) * (g_tile[j] * beta)
+            else:
+                for j in range(last - first):
+                    y[j] = (level - y[j] * w_tile[j]) * (g_tile[j] * beta)
 
 
 @jit(**OPTIONS)
 def unary_product(u, q, g, ends, costs, beta, exact, start, stop):
-    """The same products for the gradient q gᵀ + c, with costs c of the labels for each part, less their mean."""
+    """Write the same for the gradient q gᵀ + c to u, with costs c of the labels for each part, less their mean."""
     expected, part = np.empty(TILE, f32), 0
     first = start
     while first < stop:
@@ -309,7 +301,7 @@ def unary_product(u, q, g, ends, costs, beta, exact, start, stop):
 
 @jit(**OPTIONS)
 def sparsemax(aux, beta, out, start, stop):
-    """Columns `start` to `stop` of u = max(z - threshold, 0), z = beta (ũ - max ũ); see `Sparsemax.planes`."""
+    """Write columns `start` to `stop` of u = max(z - threshold, 0), z = beta (ũ - max ũ); see `Sparsemax.planes`."""
     d = len(aux)
     z = np.empty((d, TILE), f32)
     threshold, other, total, count = np.empty(TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32)
@@ -344,7 +336,7 @@ def sparsemax(aux, beta, out, start, stop):
 
 @jit(**OPTIONS)
 def sparsemax_product(u, g, beta, start, stop):
-    """beta (g - mean of g where u > 0) where u > 0, 0 elsewhere, into g."""
+    """Write beta (g - mean of g where u > 0) where u > 0, 0 elsewhere, to g."""
     total, count = np.empty(TILE, f32), np.empty(TILE, f32)
     for first in range(start, stop, TILE):
         last = min(first + TILE, stop)

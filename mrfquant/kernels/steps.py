@@ -6,6 +6,7 @@ The optimizers round where torch's fused ones do, so that results are theirs to 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,12 @@ from torch import Tensor
 
 from mrfquant.kernels.fused import NO_COSTS, Costs, Rule
 from mrfquant.kernels.jit import jit, parallel_ranges
+from mrfquant.kernels.runs import write_runs
 from mrfquant.kernels.simplex import ONE, TILE, ZERO, add_costs, add_line_costs, f32, mean, mean_product
 
 THREAD_SHARE = 2**22  # values that are worth a thread, while torch's own still spin from the operation before
 EMPTY = torch.empty(0)
+NO_RUNS = np.zeros(0, np.float32), np.zeros(0, np.int64), 0  # scales, ends, place
 LANES = 8  # floats that torch moves at once; it rounds those that are left over in another place
 
 
@@ -38,7 +41,7 @@ def fma(context, a, b, c):
 def adam(x, g, average, square, settings, whole):
     """A step of Adam, for torch's order of rounding in the first `whole` variables; may overwrite g.
 
-    Its settings, and those of `sgd`, are those of `mrfquant.kernels.fused.Rule`.
+    Its settings are those that `counted` returns.
     """
     decay, kept, share, beta2 = settings[0], settings[1], settings[2], settings[3]
     square_share, correction, eps, rate = settings[4], settings[5], settings[6], settings[7]
@@ -56,7 +59,7 @@ def adam(x, g, average, square, settings, whole):
 
 @jit(error_model="numpy")
 def sgd(x, g, momentum_buffer, settings, whole):
-    """A step of SGD, likewise; without momentum the buffer is empty."""
+    """A step of SGD, likewise, with the settings of its `Rule`; without momentum the buffer is empty."""
     decay, momentum, share, rate = settings[0], settings[1], settings[2], settings[3]
     if decay != 0:
         for j in range(len(x)):
@@ -69,28 +72,31 @@ def sgd(x, g, momentum_buffer, settings, whole):
         for j in range(len(x)):
             momentum_buffer[j] = g[j]
     for j in range(len(x)):
-        x[j] = fma(rate, g[j], x[j])
+        x[j] = fma(-rate, g[j], x[j])
 
 
 @jit(error_model="numpy")
-def move(x, g, w, scale, levels, product, ends, costs, curve, points, by_adam, settings, average, square, *how):
+def move(x, g, w, runs, levels, product, ends, costs, curve, points, by_adam, settings, average, square, *how):
     """A step of the variables x along the gradient g on the weights w, which are set anew; g is cleared.
 
     Args:
-        scale: of every weight, or empty. levels: middle and half gap. product: factor, share and centre.
+        runs: scales, or none; where their runs end; the place of the first weight among these.
+        levels: middle and half gap. product: factor, share and centre.
         ends, costs, curve, points: of `mrfquant.kernels.fused.Costs`, or empty.
         by_adam: or else by SGD. settings, average, square: of the optimizer.
         how: the arguments of `mean` between the variables and t, `start` and `stop`.
     """
     kind, power, spacing, neighbours, first_table, second_table, start, stop = how
-    middle, half = levels[0], levels[1]
-    plain, scaled = middle == 0 and half == 1 and not len(scale), len(scale) > 0
-    t, part = np.empty(TILE, f32), 0
+    run_scales, run_ends, place = runs
+    middle, half, scaled = levels[0], levels[1], len(run_scales) > 0
+    plain, run = middle == 0 and half == 1 and not scaled, np.searchsorted(run_ends, place + start, side="right")
+    t, part, scales = np.empty(TILE, f32), 0, np.empty(TILE, f32)
     for first in range(start, stop, TILE):
         last = min(first + TILE, stop)
-        n, x_tile, slope, weights, scales = last - first, x[first:last], g[first:last], w[first:last], scale[first:last]
+        n, x_tile, slope, weights = last - first, x[first:last], g[first:last], w[first:last]
         whole = max(0, min(last, len(x) // LANES * LANES) - first)
         if scaled:
+            run = write_runs(run_scales, run_ends, place + first, run, scales[:n])
             for j in range(n):
                 slope[j] *= scales[j]
         if half != 1:
@@ -130,7 +136,7 @@ def step(
     x: Tensor,
     g: Tensor,
     w: Tensor,
-    scale: Tensor | None,
+    runs: tuple[Tensor, Tensor, int] | None,
     levels: tuple[float, float],
     product: tuple[float, float, float],
     rule: Rule,
@@ -143,7 +149,7 @@ def step(
         x: auxiliary variables.
         g: the gradient with respect to w.
         w: the weights before and after.
-        scale: of every weight, if not 1.
+        runs: scales, the ends of their runs, and the place of the first weight among these; None for 1.
         levels: their middle, and half the gap between the lowest and the highest.
         product: f, a and c of `mean_vjp`.
         rule: of the optimizer.
@@ -152,10 +158,25 @@ def step(
     """
     factor, share, centre = product
     numbers = np.array(levels, np.float32), np.array((factor, factor * share, centre), np.float32)
-    settings = np.array(rule.settings, np.float32)
-    by_rule = (rule.kind == "adam", settings, rule.first, rule.second)
-    every = EMPTY if scale is None else scale
-    launch(move, x, g, w, every, *numbers, *costs, *by_rule, *mean_arguments)
+    by_adam = rule.kind == "adam"
+    settings = np.array(counted(rule) if by_adam else rule.settings, np.float32)
+    average, square = (*rule.averages, EMPTY, EMPTY)[:2]
+    shared = NO_RUNS if runs is None else (runs[0].numpy(), runs[1].numpy(), runs[2])
+    launch(move, x, g, w, shared, *numbers, *costs, by_adam, settings, average, square, *mean_arguments)
+
+
+def counted(rule: Rule) -> tuple[float, ...]:
+    """Count a step of Adam, and return its settings then.
+
+    They are weight decay that is added to the gradient, the share of x that decoupled decay leaves, 1 - beta1, beta2,
+    1 - beta2, the root of the second bias correction, eps, minus the step size.
+    """
+    added, kept, beta1, beta2, eps, rate = rule.settings
+    assert rule.steps is not None
+    count = rule.steps.numpy()
+    count += 1
+    k = float(count)
+    return added, kept, 1 - beta1, beta2, 1 - beta2, math.sqrt(1 - beta2**k), eps, -rate / (1 - beta1**k)
 
 
 def launch(kernel: Callable[..., None], first: Tensor, *others: Any) -> None:

@@ -5,5 +5,6 @@ from mrfquant.labelling.flat import FlatParameters
 from mrfquant.labelling.labelling import Labelling
 from mrfquant.labelling.levels import LevelSet, uniform
 from mrfquant.labelling.selection import weights_of
+from mrfquant.labelling.trellis import Trellis
 
-__all__ = ["Block", "FlatParameters", "Labelling", "LevelSet", "uniform", "weights_of"]
+__all__ = ["Block", "FlatParameters", "Labelling", "LevelSet", "Trellis", "uniform", "weights_of"]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mrfquant.errors import BadInput
 from mrfquant.labelling.levels import LevelSet
+from mrfquant.labelling.scales import RunScales
 
 
 @dataclass(eq=False)
@@ -20,10 +21,11 @@ class Block:
         start: where the block begins in the labelling's vectors.
         w: (m,) the weights that the network computes with.
         g: (m,) the gradient of the loss with respect to them.
-        scale: (m,) the positive number that multiplies the levels of each weight, or None for 1.
+        scales: the positive numbers that multiply the levels of runs of weights, or None for 1.
         group: the number of its optimizer group, see `mrfquant.inference.groups`.
         precision: of the network's weights, which those here are rounded to; that of w by default.
         parameter_sizes: how many weights each parameter has, in the order of the block; one parameter by default.
+        layouts: a tensor with the shape and strides of each parameter; none for a shard, which cuts them.
         number: its place among the blocks of the labelling; a shard has the number of the whole block.
     """
 
@@ -31,11 +33,12 @@ class Block:
     start: int
     w: Tensor
     g: Tensor
-    scale: Tensor | None = None
+    scales: RunScales | None = None
     group: int = 0
     precision: torch.dtype | None = None
     parameter_sizes: tuple[int, ...] = ()
     number: int = 0
+    layouts: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
         self.parameter_sizes = self.parameter_sizes or (len(self.w),)
@@ -56,11 +59,16 @@ class Block:
         """Number of levels."""
         return len(self.levels)
 
+    @property
+    def scale(self) -> Tensor | None:
+        """The scale of each weight (m,), or None for 1. It is new memory: in a step `scaled` needs none."""
+        return None if self.scales is None else self.scales.each()
+
     def narrow(self, start: int, stop: int) -> Block:
         """Return the block of the weights from `start` to `stop` of the labelling's vectors."""
         cut = slice(start - self.start, stop - self.start)
-        scale = None if self.scale is None else self.scale[cut]
-        return replace(self, start=start, w=self.w[cut], g=self.g[cut], scale=scale, parameter_sizes=())
+        scales = None if self.scales is None else self.scales.narrow(start, stop)
+        return replace(self, start=start, w=self.w[cut], g=self.g[cut], scales=scales, parameter_sizes=(), layouts=())
 
     def repeat_per_weight(self, values: Tensor) -> Tensor:
         """Broadcast per-parameter values (..., parameters) to weights (..., m)."""
@@ -68,14 +76,17 @@ class Block:
             return values.expand(*values.shape[:-1], self.m)
         return values.repeat_interleave(self._sizes, -1, output_size=self.m)
 
+    def scaled(self, values: Tensor) -> Tensor:
+        """Multiply values (m,) by the scales of their weights, in place, and return them."""
+        return values if self.scales is None else self.scales.multiply(values)
+
     def apply_scale(self) -> None:
         """Multiply the weights, written in units of the levels, by their scales."""
-        if self.scale is not None:
-            self.w.mul_(self.scale)
+        self.scaled(self.w)
 
     def unscaled_weights(self) -> Tensor:
         """Return the weights in units of the levels (m,): w itself where there is no scale."""
-        return self.w if self.scale is None else self.w / self.scale
+        return self.w if self.scales is None else self.scales.divide(self.w.clone())
 
     def write_labels(self, labels: Tensor) -> None:
         """Set each weight to exactly its level, times its scale."""

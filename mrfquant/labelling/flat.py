@@ -63,8 +63,7 @@ class FlatParameters:
         start = 0
         for name, p in parameters.items():
             self.spans[name] = (start, start + p.numel())
-            strides = torch.empty_like(p).stride()  # channels_last stays channels_last
-            value = self._seen_w.as_strided(p.shape, strides, start)
+            value = self._seen_w.as_strided(p.shape, _strides(p), start)
             value.copy_(p.detach())
             p.data = value
             start += p.numel()
@@ -203,6 +202,13 @@ class FlatParameters:
 def part_of(vector: Tensor, like: Tensor, start: int) -> Tensor:
     """The values of a vector from `start` on, as a view with the shape and the strides of `like`."""
     return vector.as_strided(like.shape, like.stride(), vector.storage_offset() + start)
+
+
+def _strides(p: Tensor) -> tuple[int, ...]:
+    """Return the strides that p takes in a vector: its own (channels_last stays so), if rows follow each other."""
+    strides = torch.empty_like(p).stride()
+    in_rows = p.dim() < 2 or strides[0] * len(p) == p.numel()
+    return strides if in_rows else torch.empty(p.shape, device="meta").stride()
 
 
 def _cut(name: str) -> BadInput:

@@ -19,6 +19,7 @@ from mrfquant.labelling.flat import FlatParameters
 from mrfquant.labelling.levels import LevelSet
 from mrfquant.labelling.scales import Scales
 from mrfquant.labelling.selection import PRESETS, PRODUCTS, coverage, warn_of_unknown_layers
+from mrfquant.labelling.trellis import Trellis, levels_for_the_short
 from mrfquant.text import aligned
 
 Levels = Sequence[float] | LevelSet
@@ -82,7 +83,8 @@ class Labelling:
         for name, p in names.items():
             aliases.setdefault(id(p), []).append(name)
         sets = _sets_by_name({name: aliases[id(p)] for name, p in self._trainable.items()}, levels, exclude)
-        self._sets = {name: found for name, found in sets.items() if id(self._trainable[name]) in chosen}
+        selected_sets = {name: found for name, found in sets.items() if id(self._trainable[name]) in chosen}
+        self._sets = levels_for_the_short(selected_sets, self._trainable)
         if levels is not None and not self._sets:
             raise BadInput(
                 "which and exclude leave no parameter to label: leave something in, or unfreeze the layers you mean",
@@ -117,9 +119,10 @@ class Labelling:
             together = list(names)
             first, last = self.labelled.span_of(together)
             w, g = self.labelled.w[first:last], self.labelled.g[first:last]
-            scale = None if self.scale is None else self.scale[first:last]
-            sizes, number = tuple(trainable[n].numel() for n in together), len(self.blocks)
-            self.blocks.append(Block(level_set, first, w, g, scale, group, self.labelled.dtype, sizes, number))
+            scales = None if self.scales is None else self.scales.weights.narrow(first, last)
+            layouts = tuple(torch.empty_like(trainable[n], device="meta") for n in together)
+            sizes, number, dtype = tuple(of.numel() for of in layouts), len(self.blocks), self.labelled.dtype
+            self.blocks.append(Block(level_set, first, w, g, scales, group, dtype, sizes, number, layouts))
         self.local_blocks = self.blocks
         if (shards := self.labelled.shards) is not None:
             self.local_blocks = [b.narrow(*shards.span(b.start, b.start + b.m)) for b in self.blocks]
@@ -130,18 +133,35 @@ class Labelling:
 
     @property
     def scale(self) -> Tensor | None:
-        """The scale of every labelled weight (m,), or None for 1."""
-        return None if self.scales is None else self.scales.each
+        """The scale of every labelled weight (m,), in new memory, or None for 1."""
+        return None if self.scales is None else self.scales.weights.each()
+
+    @property
+    def scale_of_runs(self) -> Tensor | None:
+        """The scale of every run of weights that share one (c,), or None for 1."""
+        return None if self.scales is None else self.scales.weights.values
+
+    def scale_of(self, name: str, scale_of_runs: Tensor | None = None) -> Tensor | None:
+        """Return the scale of each weight of a labelled parameter, in its shape; None for 1.
+
+        Args:
+            name: of the parameter.
+            scale_of_runs: (c,) those to read it from; the present ones by default.
+        """
+        if self.scales is None:
+            return None
+        values, span = self.scales.weights.values if scale_of_runs is None else scale_of_runs, self.labelled.spans[name]
+        return self.scales.runs(*span).spread(values[self.scales.span(*span)], self.labelled.parameter(name).shape)
 
     def fit_scales(self, reach: float = 1.0) -> None:
         """Fit the scales to the present weights, and multiply them by `reach`; a scale that was given is kept."""
         if self.scales is not None and self.scales.sharing is not None:
-            self.scales.spread(self._fitted_scales(self.scales, reach))
+            self.scales.set(self._fitted_scales(self.scales, reach))
 
     def read_scales(self) -> None:
         """Read the scales off weights that lie on levels times scales; a scale that was given is kept."""
         if self.scales is not None and self.scales.sharing is not None:
-            self.scales.spread(self._scales_of_labels(self.scales))
+            self.scales.set(self._scales_of_labels(self.scales))
 
     def initial_weights(self) -> Tensor:
         """A random start (m,): Xavier-uniform for tensors of two or more dimensions, N(0, 0.1²) for the others."""
@@ -249,9 +269,9 @@ class Labelling:
         return "\n".join([aligned(rows), *told, total])
 
     def _scale_of(self, name: str) -> str:
-        if self.scale is None:
+        if self.scales is None:
             return "1"
-        found = self.labelled.view(name, self.scale)
+        found = self.scales.weights.values[self.scales.span(*self.labelled.spans[name])]
         low, high = found.min().item(), found.max().item()
         return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
 
@@ -270,29 +290,30 @@ class Labelling:
 
         Args:
             state: of the network.
-            scale: (m,) that it had then, where scales are learned; the present one by default.
+            scale: of the runs (c,) then, where scales are learned; the present one by default.
         """
-        scale = self.scale if scale is None else scale
         for name in self.labelled.spans:
             q, values = self.block_of(name).q, state[name].to(self.labelled.w.device)
-            own = 1 if scale is None else self.labelled.view(name, scale)
+            own = 1 if self.scales is None else self.scale_of(name, scale)
             if not torch.stack([values == (level * own).to(values.dtype) for level in q]).any(0).all():
                 raise BadInput(f"{name} has weights that are not on the levels {q.tolist()}")
 
     def _new_scales(self) -> Scales | None:
         if self._scale == "none":
             return None
+        if self._scale == "group" and any(isinstance(of, Trellis) for of in self._sets.values()):
+            raise BadSetting("Labelling.scale", "group", "'channel', 'layer', 'none' or a number with a trellis")
         if not isinstance(self._scale, str):
             scales = Scales(self.labelled, None)
-            scales.each.fill_(self._scale)
+            scales.weights.values.fill_(self._scale)
         else:
             scales = Scales(self.labelled, self._scale, self._group_size)
-            scales.spread(self._fitted_scales(scales))
+            scales.set(self._fitted_scales(scales))
         return scales
 
     def _fitted_scales(self, scales: Scales, reach: float = 1.0) -> Tensor:
         """Return the mean magnitude of the weights of each run over that of their levels, times `reach`: (c,)."""
-        magnitudes = scales.average(self.labelled.w.abs())
+        magnitudes = scales.average(self.labelled.w, of=torch.abs)
         for name, (first, last) in self.labelled.spans.items():
             found = magnitudes[scales.span(first, last)]
             if not (found > 0).all():
@@ -306,29 +327,25 @@ class Labelling:
 
         The largest magnitude of a run is that of one of the levels: the one that all its weights fit.
         """
-        sets = self._sets
-        largest, w = scales.largest(self.labelled.w.abs()), self.labelled.w
-        best, least = torch.ones_like(largest), torch.full_like(largest, torch.inf)
-        order = sorted({abs(v) for level_set in sets.values() for v in level_set.values if v}, reverse=True)
-        for magnitude in order:
-            trial = torch.where(largest > 0, largest / magnitude, 1.0)
-            scales.spread(trial)
-            levels = torch.full_like(w, torch.inf)  # the nearest of each weight
-            for name, (first, last) in self.labelled.spans.items():
-                q = w.new_tensor(sets[name].values)
-                if magnitude in q.abs().tolist():
-                    near = torch.bucketize(w[first:last] / scales.each[first:last], (q[1:] + q[:-1]) / 2)
-                    levels[first:last] = q[near]
-            error = scales.largest((w / scales.each - levels).abs())
-            best, least = torch.where(error < least, trial, best), torch.minimum(error, least)
-        for name, span in self.labelled.spans.items():
-            if not (least[scales.span(*span)] < LEVEL_TOLERANCE).all():
+        found = []
+        for name, (first, last) in self.labelled.spans.items():
+            runs, w = scales.runs(first, last), self.labelled.w[first:last]
+            q = w.new_tensor(self._sets[name].values)
+            largest, middles = runs.largest(w.abs()), (q[1:] + q[:-1]) / 2
+            best, least = torch.ones_like(largest), torch.full_like(largest, torch.inf)
+            for magnitude in sorted({abs(v) for v in self._sets[name].values if v}, reverse=True):
+                trial = torch.where(largest > 0, largest / magnitude, 1.0)
+                values = w / runs.spread(trial, (runs.rows, runs.columns)).flatten()
+                error = runs.largest((values - q[torch.bucketize(values, middles)]).abs())
+                best, least = torch.where(error < least, trial, best), torch.minimum(error, least)
+            if not (least < LEVEL_TOLERANCE).all():
                 raise BadInput(
-                    f"{name} is not on the levels {list(sets[name].values)} times a scale: round the network first, or "
-                    "start at its weights: start='weights'",
+                    f"{name} is not on the levels {list(self._sets[name].values)} times a scale: round the network "
+                    "first, or start at its weights: start='weights'",
                     "Experiment.start",
                 )
-        return best
+            found.append(best)
+        return torch.cat(found)
 
 
 def _random_start(tensor: Tensor) -> Tensor:

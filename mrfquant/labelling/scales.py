@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -11,9 +11,56 @@ from torch import Tensor
 from torch.nn import functional
 
 from mrfquant.errors import BadInput
-from mrfquant.labelling.flat import FlatParameters, part_of
+from mrfquant.kernels import dispatch
+from mrfquant.labelling.flat import FlatParameters
 
 Sharing = Literal["layer", "channel", "group"]
+CHUNK = 2**20  # weights whose scales are written out at once where no loop is compiled
+
+
+@dataclass(eq=False)
+class RunScales:
+    """The scales of weights that follow each other: a number for each run of them, never one for each weight.
+
+    Attributes:
+        values: (c,) the scale of every run.
+        ends: (c,) int64, where every run ends.
+        start: the place of the first of these weights, counted as `ends` are.
+        m: how many weights these are.
+    """
+
+    values: Tensor
+    ends: Tensor
+    start: int
+    m: int
+
+    def narrow(self, start: int, stop: int) -> RunScales:
+        """Return those of the weights from place `start` to place `stop`."""
+        return replace(self, start=start, m=stop - start)
+
+    def each(self) -> Tensor:
+        """Return the scale of every weight: (m,), new memory."""
+        return self.multiply(self.values.new_ones(self.m))
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Multiply values (m,) by the scales, in place, and return them."""
+        return self._apply(x, inverse=False)
+
+    def divide(self, x: Tensor) -> Tensor:
+        """Divide values (m,) by the scales, in place, and return them."""
+        return self._apply(x, inverse=True)
+
+    def _apply(self, x: Tensor, inverse: bool) -> Tensor:
+        if dispatch.usable(x, self.values):
+            dispatch.scale_runs(x, self.values, self.ends, self.start, inverse)
+            return x
+        place = self.start
+        for part in x.split(max(1, self.m) if torch.compiler.is_compiling() else CHUNK):
+            places = torch.arange(place, place + len(part), device=x.device)
+            each = self.values[torch.bucketize(places, self.ends, right=True)]
+            part.div_(each) if inverse else part.mul_(each)
+            place += len(part)
+        return x
 
 
 class Scales:
@@ -24,7 +71,7 @@ class Scales:
     number (None), parameters are runs.
 
     Attributes:
-        each: (m,) the scale of every weight.
+        weights: the scales of all labelled weights; `weights.values` are those of the runs (c,).
         sharing: what a run is.
         lengths: (c,) the number of weights of every run.
         group_size: None but for 'group'.
@@ -33,52 +80,48 @@ class Scales:
     def __init__(self, labelled: FlatParameters, sharing: Sharing | None, group_size: int | None = None) -> None:
         self.sharing = sharing
         self.group_size = group_size if sharing == "group" else None
-        self.each = torch.ones_like(labelled.w)
-        self._runs: list[tuple[int, int, Tensor, Runs]] = []
+        self._runs: list[tuple[int, int, Runs]] = []
         self._places: dict[tuple[int, int], slice] = {}
         count = 0
         for (name, (first, last)), p in zip(labelled.spans.items(), labelled.parameters, strict=True):
             if self.group_size is not None and not p.is_contiguous():
                 raise BadInput(
                     f"Labelling.scale = 'group' needs the rows of {name} one after another in memory, and it is in "
-                    "channels_last or transposed: set Experiment.channels_last = False, or make it contiguous"
+                    "channels_last: set Experiment.channels_last = False, or make it contiguous"
                 )
             runs = _runs_of(p, sharing, self.group_size)
-            self._runs.append((first, last, p, runs))
+            self._runs.append((first, last, runs))
             self._places[first, last] = slice(count, count + runs.count)
             count += runs.count
-        lengths = [length for *_, runs in self._runs for length in runs.lengths]
-        self.lengths = torch.tensor(lengths, device=self.each.device)
+        lengths = [torch.empty(0, dtype=torch.int64), *(runs.lengths for *_, runs in self._runs)]
+        self.lengths = torch.cat(lengths).to(labelled.w.device)
+        self.weights = RunScales(labelled.w.new_ones(count), self.lengths.cumsum(0), 0, len(labelled))
 
-    def average(self, x: Tensor, start: int = 0) -> Tensor:
-        """The mean over each run (c,) of values (m,), or of those of the weights from `start` on that x has."""
-        means = [runs.means(part) for part, runs in self._parts(x, start)]
+    def average(self, x: Tensor, start: int = 0, of: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """The mean over each run (c,) of values (m,), or of those of the weights from `start` on that x has.
+
+        Args:
+            of: a function of the values of a parameter, whose mean it is then.
+        """
+        parts = ((runs, x[first - start : last - start]) for first, last, runs in self._within(start, len(x)))
+        means = [runs.means(part if of is None else of(part)) for runs, part in parts]
         return torch.cat(means) if means else x.new_empty(0)
 
-    def largest(self, x: Tensor) -> Tensor:
-        """The largest of values (m,), none of them negative, of each run: (c,)."""
-        return torch.cat([runs.largest(part) for part, runs in self._parts(x, 0)])
-
-    def spread(self, values: Tensor, start: int = 0) -> None:
-        """Set the scales of the weights, from `start` on, from those of their runs: (c,) or fewer."""
-        for first, _, p, runs in self._runs:
-            if first >= start and len(values):
-                runs.spread(values[: runs.count], part_of(self.each, p, first))
-                values = values[runs.count :]
-
-    def of_runs(self) -> Tensor:
-        """Return the scale of each run: (c,)."""
-        return torch.cat([runs.firsts(part) for part, runs in self._parts(self.each, 0)])
+    def set(self, values: Tensor, start: int = 0) -> None:
+        """Set the scales of the runs from the weight at `start` on: (c,) or fewer."""
+        first = next((self._places[a, b].start for a, b, _ in self._runs if a >= start), 0)
+        self.weights.values[first : first + len(values)] = values
 
     def span(self, first: int, last: int) -> slice:
         """The place among all runs of those of the parameter from `first` to `last` of the labelled vector."""
         return self._places[first, last]
 
-    def _parts(self, x: Tensor, start: int) -> Iterator[tuple[Tensor, Runs]]:
-        """The part of x for each parameter, in its shape, and how that is cut."""
-        for first, last, p, runs in self._runs:
-            if start <= first and last <= start + len(x):
-                yield part_of(x, p, first - start), runs
+    def runs(self, first: int, last: int) -> Runs:
+        """Return how the parameter from `first` to `last` of the labelled vector is cut."""
+        return next(runs for a, b, runs in self._runs if (a, b) == (first, last))
+
+    def _within(self, start: int, m: int) -> Iterator[tuple[int, int, Runs]]:
+        return ((a, b, runs) for a, b, runs in self._runs if start <= a and b <= start + m)
 
 
 @dataclass(frozen=True)
@@ -100,33 +143,35 @@ class Runs:
         return self.rows * self.in_row
 
     @property
-    def lengths(self) -> list[int]:
-        """How many weights every run has."""
-        return [min(self.size, self.columns - first) for first in range(0, self.columns, self.size)] * self.rows
+    def lengths(self) -> Tensor:
+        """How many weights every run has: int64 (count,)."""
+        row = torch.full((self.in_row,), self.size)
+        row[-1:] = self.columns - self.size * (self.in_row - 1)
+        return row.repeat(self.rows)
 
     def firsts(self, x: Tensor) -> Tensor:
         """The first value of every run, of values in the parameter's shape: (count,)."""
         return x.reshape(self.rows, self.columns)[:, :: self.size].flatten()
 
     def means(self, x: Tensor) -> Tensor:
-        """The mean over every run, of values in the parameter's shape: (count,)."""
-        if self.in_row == 1:  # without a copy, however it lies in memory
-            return x.mean(tuple(range(1 if self.rows > 1 else 0, x.dim()))).view(self.rows)
-        rows, whole = x.reshape(self.rows, self.columns), self.columns // self.size
+        """The mean over every run of values (rows x columns,): (count,)."""
+        rows, whole = x.view(self.rows, self.columns), self.columns // self.size
         means = rows[:, : whole * self.size].reshape(self.rows, whole, self.size).mean(2)
         if whole < self.in_row:
             means = torch.cat([means, rows[:, whole * self.size :].mean(1, keepdim=True)], 1)
         return means.flatten()
 
     def largest(self, x: Tensor) -> Tensor:
-        """The largest over every run, of values in the parameter's shape that are not negative: (count,)."""
-        rows = functional.pad(x.reshape(self.rows, self.columns), (0, self.in_row * self.size - self.columns))
+        """The largest over every run of values (rows x columns,) that are not negative: (count,)."""
+        rows = functional.pad(x.view(self.rows, self.columns), (0, self.in_row * self.size - self.columns))
         return rows.view(self.rows, self.in_row, self.size).amax(2).flatten()
 
-    def spread(self, values: Tensor, out: Tensor) -> None:
-        """Write the value of every run (count,) to its weights, in the parameter's shape."""
+    def spread(self, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return the value of every run (count,) at each of its weights, in the parameter's shape."""
+        if self.in_row == 1:  # without new memory
+            return values.view(self.rows, *[1] * (len(shape) - 1)).expand(shape)
         runs = values.view(self.rows, self.in_row, 1).expand(-1, -1, self.size)
-        out.copy_(runs.flatten(1)[:, : self.columns].reshape(out.shape))
+        return runs.flatten(1)[:, : self.columns].reshape(shape)
 
 
 def _runs_of(p: Tensor, sharing: Sharing | None, group_size: int | None) -> Runs:

@@ -1,11 +1,18 @@
 """A factor graph as the plain arrays that compiled loops take; see `mrfquant.kernels.layout`."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from mrfquant.mrf.factor_graph import FactorGraph, contradiction
-from mrfquant.mrf.groups import Group
+from mrfquant.errors import BadInput
+from mrfquant.mrf.clique_tree import free_memory
+from mrfquant.mrf.contradiction import contradiction
+from mrfquant.mrf.factor_graph import FactorGraph
+from mrfquant.mrf.groups import is_shared
+
+ENTRIES_PER_COPY = 2**16
 
 
 class Arrays:
@@ -28,22 +35,24 @@ class Arrays:
             places = torch.from_numpy(first)[c.variables.cpu()] + torch.arange(c.labels)[:, None]
             self._order[places] = graph.index(c.variables).cpu()
         arities, scopes, strides, tables = ([np.zeros(0, np.int64)] for _ in range(4))
-        values, used = [np.zeros(0)], 0
+        values, used = np.empty(_entries(graph)), 0
         for group in graph.couplings:
-            count, (costs, shared) = len(group), _costs(group)
+            count, shared, size = len(group), is_shared(group.tables), math.prod(group.shape)
+            stored = group.stored.detach().cpu()
+            costs = values[used : used + size * stored.shape[-1]].reshape(-1, size)
+            by_factor, step = stored.reshape(size, -1).t().numpy(), max(1, ENTRIES_PER_COPY // size)
+            for at in range(0, len(costs), step):  # parts that fit into a cache: it is a transposition
+                np.negative(by_factor[at : at + step], out=costs[at : at + step])
             arities.append(np.full(count, len(group.shape)))
             scopes.append(group.scopes.cpu().numpy().reshape(-1))
             strides.append(np.tile(np.cumprod([1, *group.shape[:0:-1]])[::-1].astype(np.int64), count))
-            tables.append(used + np.arange(count) * (0 if shared else costs.shape[1]))
-            values.append(costs.reshape(-1))
+            tables.append(used + np.arange(count) * (0 if shared else size))
             used += costs.size
         arity, scope, stride, table = (np.concatenate(part) for part in (arities, scopes, strides, tables))
         factor, slots = np.repeat(np.arange(len(arity)), arity), np.argsort(scope, kind="stable")
         begin, start = _before(arity), _before(cards[scope])
         near = _before(np.bincount(scope, minlength=len(cards)))
-        self.layout = Layout(
-            cards, first, begin, scope, factor, stride, start, table, np.concatenate(values), near, slots
-        )
+        self.layout = Layout(cards, first, begin, scope, factor, stride, start, table, values, near, slots)
         self.size = int(start[-1])
         self.unary = -graph.unary().detach().cpu().double()[self._order].numpy()
 
@@ -58,18 +67,28 @@ class Arrays:
         return torch.from_numpy(labels.copy()).to(self.graph.device)
 
 
+def arrays_of(graph: FactorGraph) -> Arrays:
+    """Return the arrays of a graph, which all of its solvers share."""
+    if graph.compiled is None:
+        graph.compiled = Arrays(graph)
+    return graph.compiled
+
+
 def _before(counts: np.ndarray) -> np.ndarray:
     """Return the sums of the counts before each, and of all."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def _costs(group: Group) -> tuple[np.ndarray, bool]:
-    """Return the costs (F, entries) of a group; those of one table, and True, where all factors share it."""
-    tables = group.tables.detach().cpu().double()
-    shared = len(group) > 1 and tables.stride(-1) == 0
-    if shared:
-        tables = tables[..., :1]
-    return -tables.reshape(-1, tables.shape[-1]).t().contiguous().numpy(), shared
+def _entries(graph: FactorGraph) -> int:
+    """Return the number of entries of the tables that are stored; refuse those that do not fit into the memory."""
+    entries = graph.stored_entries
+    needed, free = 8 * entries, free_memory()
+    if needed > free:
+        raise BadInput(
+            f"the tables of the field need {needed / 2**30:.1f} GB once more, {free / 2**30:.1f} GB are free: "
+            "share tables between factors, or use a solver of tensors such as SequentialMeanField"
+        )
+    return entries
 
 
 def possible_labels(graph: FactorGraph) -> Tensor:
@@ -83,7 +102,7 @@ def possible_labels(graph: FactorGraph) -> Tensor:
     if any(group.hard for group in graph.couplings):
         from mrfquant.kernels.branch import propagate
 
-        arrays = Arrays(graph)
+        arrays = arrays_of(graph)
         unary = arrays.unary.copy()
         propagate(arrays.layout, unary)
         possible = arrays.flat(unary < np.inf) > 0

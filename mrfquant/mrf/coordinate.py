@@ -124,6 +124,8 @@ class Gibbs(CoordinateDescent):
         burn_in: number of first sweeps that do not count.
     """
 
+    samples = True
+
     def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None, burn_in: Whole = 10) -> None:
         allowed, begin = _allowed(graph, seed, start)
         begin = None if begin is None else graph.one_hot(graph.argmax(begin))
@@ -168,7 +170,7 @@ class ICM(CoordinateDescent):
 
 def _allowed(graph: FactorGraph, seed: int, start: Tensor | None) -> tuple[bool, Tensor | None]:
     """Return whether there is a start that allows nothing forbidden, and the start: a labelling under constraints."""
-    if not any(group.hard for group in graph.groups):
+    if not graph.hard:
         return True, start
     if start is not None:
         return graph.factorised_bound(start) > -math.inf, start

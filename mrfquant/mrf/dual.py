@@ -25,11 +25,13 @@ import numpy as np
 from torch import Tensor
 
 from mrfquant.config.settings import Count, configurable
-from mrfquant.mrf.arrays import Arrays
-from mrfquant.mrf.factor_graph import FactorGraph, contradiction
-from mrfquant.mrf.solver import OPTIMALITY_TOLERANCE, LabellingSolver
+from mrfquant.mrf.arrays import arrays_of
+from mrfquant.mrf.contradiction import contradiction
+from mrfquant.mrf.factor_graph import FactorGraph
+from mrfquant.mrf.result import OPTIMALITY_TOLERANCE
+from mrfquant.mrf.solver import LabellingSolver
 
-VARIABLES_PER_CHUNK = 4096  # between two checks of the clock
+ENTRIES_PER_CHUNK = 2**22  # table entries between two checks of the clock
 FEASIBLE_STEPS = 10  # of a search for any labelling that is allowed
 BUDGET_GROWTH = 1.5  # from one search to the next
 MIN_SWEEP_GAIN = 1e-3  # the search starts after a sweep that raises the bound by a smaller fraction of the gap
@@ -47,7 +49,7 @@ class DualAscent(LabellingSolver):
 
     def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None) -> None:
         super().__init__(graph, seed, start)
-        self.arrays = Arrays(graph)
+        self.arrays = arrays_of(graph)
         self.unary, self.lam = self.arrays.unary.copy(), np.zeros(self.arrays.size)
         self._first, self._shift = True, 0.0
 
@@ -58,6 +60,8 @@ class DualAscent(LabellingSolver):
         before, order = self._bound, np.arange(len(self.graph))
         self._sweep(order)
         self._sweep(order[::-1].copy())
+        if self.out_of_time and before > -math.inf:
+            return 0.0 if self.optimal else 1.0
         bound = self._shift + dual.bound(self.arrays.layout, self.unary, self.lam) - self.graph.constant
         if min(bound, self.energy) == math.inf:
             raise contradiction()
@@ -69,10 +73,11 @@ class DualAscent(LabellingSolver):
 
         rank, labels = np.empty_like(order), np.full_like(order, -1)
         rank[order] = np.arange(len(order))
-        for begin in range(0, len(order), VARIABLES_PER_CHUNK):
+        chunk = max(1, ENTRIES_PER_CHUNK * len(order) // max(1, 3 * self.graph.table_entries))
+        for begin in range(0, len(order), chunk):
             if begin and self.out_of_time:
                 return
-            part = order[begin : begin + VARIABLES_PER_CHUNK]
+            part = order[begin : begin + chunk]
             dual.sweep(self.arrays.layout, self.unary, self.lam, part, rank, self._first, labels)
         self._first = False
         self.offer(self.arrays.labelling(labels))

@@ -8,28 +8,24 @@ vector: for each cardinality c in increasing order the planes (c, m) of its m va
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import permutations
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mrfquant.errors import BadInput
-from mrfquant.mrf.groups import Cardinality, Group, contract, field, take
+from mrfquant.mrf.contradiction import Contradiction
+from mrfquant.mrf.groups import Cardinality, Group, contract, field, is_shared, map_tables, pick, share, stored, take
 
 NEGLIGIBLE = 1e-30  # smaller probabilities are set to 0 before u is checked against hard constraints
 
 Factor = tuple[Sequence[int], Tensor | Sequence]  # the variables, and the logarithms of the factor's values
-
-
-class Contradiction(BadInput):
-    """No labelling has a probability above 0."""
-
-
-def contradiction() -> Contradiction:
-    """Return the error to raise where no single factor is to blame."""
-    return Contradiction("the factors contradict each other: no labelling has a probability above 0")
+Evidence = Mapping[Any, Any]  # of some variables: a label, or as soft evidence the likelihoods of all labels
 
 
 class FactorGraph:
@@ -39,16 +35,19 @@ class FactorGraph:
         cardinalities: the number of labels of each variable.
         factors: pairs of variables and log-potentials (shape: their cardinalities); -inf forbids, an empty scope is a
             constant factor.
-        groups: many factors of one shape at once: pairs of scopes (F, k) and log-potentials (c_1, ..., c_k, F).
+        groups: many factors of one shape at once: pairs of scopes (F, k) and log-potentials (c_1, ..., c_k, F); one
+            table for all, expanded, or large and equal ones are stored once.
         constant: added to the score of every labelling.
         dtype: dtype of the log-potentials.
         device: device of the tensors.
+        names: names of the variables, by which evidence may call them; numbers do in any case.
 
     Attributes:
-        groups: factors of one variable or more, by shape.
+        groups: factors of one variable or more, by shape; those that share a table are a group by themselves.
         by_cardinality: the variables, by cardinality.
         size: the length of a flat vector.
         constant: the sum of the constant factors.
+        learned_constant: 0, with the gradient of the constant factors.
     """
 
     def __init__(
@@ -59,7 +58,10 @@ class FactorGraph:
         constant: float = 0.0,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
+        names: Iterable[Hashable] = (),
     ) -> None:
+        self.compiled: Any = None  # its arrays, once `arrays_of` has made them
+        self._names = {name: v for v, name in enumerate(names)}
         self.cardinalities = torch.as_tensor(cardinalities, dtype=torch.int64, device=device)
         if self.cardinalities.dim() != 1 or (self.cardinalities < 1).any():
             raise BadInput("the cardinalities of the variables must be a list of whole numbers of at least 1")
@@ -76,20 +78,29 @@ class FactorGraph:
             self._stride[variables] = len(variables)
             self.size += labels * len(variables)
         self.constant = float(constant)
+        self.learned_constant = torch.zeros((), dtype=dtype, device=self.device)
         by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+        alone: list[tuple[tuple[int, ...], list[tuple[Tensor, Tensor]]]] = []
         for scopes, tables in (*_stacked(factors), *groups):
             scopes = torch.as_tensor(scopes, dtype=torch.int64, device=self.device)
             if scopes.shape[1] == 0:
-                self.constant += torch.as_tensor(tables, dtype=torch.float64).sum().item()
+                sum_ = torch.as_tensor(tables, dtype=dtype, device=self.device).sum()
+                self.constant += sum_.item()
+                if sum_.requires_grad:
+                    self.learned_constant = self.learned_constant + (sum_ - sum_.detach())
             elif len(scopes):
-                tables = torch.as_tensor(tables, dtype=dtype, device=self.device)
+                tables = share(map_tables(lambda given: given.to(self.device, dtype), torch.as_tensor(tables)))
                 self._check_factors(scopes, tables)
-                by_shape.setdefault(tuple(tables.shape[:-1]), []).append((scopes, tables))
+                if is_shared(tables):
+                    alone.append((tuple(tables.shape[:-1]), [(scopes, tables)]))
+                else:
+                    by_shape.setdefault(tuple(tables.shape[:-1]), []).append((scopes, tables))
         if math.isnan(self.constant) or self.constant == math.inf:
             raise BadInput("a constant factor is not a number or infinite")
         if self.constant == -math.inf:
             raise Contradiction("a constant factor is 0: no labelling has a probability above 0")
-        self.groups = [self._group(parts) for _, parts in sorted(by_shape.items(), key=lambda p: (len(p[0]), p[0]))]
+        parted = sorted([*by_shape.items(), *alone], key=lambda p: (len(p[0]), p[0]))
+        self.groups = [self._group(parts) for _, parts in parted]
 
     def __len__(self) -> int:
         """The number of variables."""
@@ -105,6 +116,31 @@ class FactorGraph:
         """Factors of two variables or more, by shape."""
         return [group for group in self.groups if len(group.index) > 1]
 
+    @property
+    def hard(self) -> bool:
+        """Whether any factor forbids anything."""
+        return any(group.hard for group in self.groups)
+
+    @property
+    def table_entries(self) -> int:
+        """The number of entries of all factors' tables, each counted."""
+        return sum(group.tables.numel() for group in self.groups)
+
+    @property
+    def stored_entries(self) -> int:
+        """The number of entries of the tables of couplings in memory: those that are shared count once."""
+        return sum(group.stored.numel() for group in self.couplings)
+
+    @property
+    def widest(self) -> float:
+        """The largest difference that a factor makes between labels that it allows; 1 if none makes any."""
+        largest = 0.0
+        for group in self.groups:
+            tables = group.stored.flatten(0, -2)
+            lowest = tables.nan_to_num(neginf=math.inf).amin(0)
+            largest = max(largest, (tables.amax(0) - lowest).max().item())
+        return largest or 1.0
+
     def factors(self) -> Iterator[tuple[list[int], Tensor]]:
         """Yield the variables and the table of each factor."""
         for group in self.groups:
@@ -114,10 +150,13 @@ class FactorGraph:
     def neighbours(self) -> dict[int, set[int]]:
         """Return the variables that share a factor with each variable, without those of one label."""
         found: dict[int, set[int]] = {v: set() for v, c in enumerate(self.cardinalities.tolist()) if c > 1}
-        for group in self.couplings:
-            for scope in group.scopes.tolist():
-                for a, b in permutations([v for v in scope if v in found], 2):
-                    found[a].add(b)
+        pairs = [g.scopes[:, [a, b]] for g in self.couplings for a, b in permutations(range(g.scopes.shape[1]), 2)]
+        if pairs:
+            every = torch.cat(pairs)
+            first, second = every[(self.cardinalities[every] > 1).all(1)].unique(dim=0).t()
+            names, counts = first.unique_consecutive(return_counts=True)
+            parts = second.split(counts.tolist())
+            found |= {v: set(near.tolist()) for v, near in zip(names.tolist(), parts, strict=True)}
         return found
 
     def index(self, variables: Tensor) -> Tensor:
@@ -130,19 +169,12 @@ class FactorGraph:
 
     def score(self, labels: Tensor) -> Tensor:
         """Return the sum of all log-potentials: (...). -inf if the labelling is forbidden."""
-        return sum(self._scores(labels), torch.full(labels.shape[:-1], self.constant, **self._kind))
+        start = torch.full(labels.shape[:-1], self.constant, **self._kind) + self.learned_constant
+        return sum(self._scores(labels), start)
 
     def energy(self, labels: Tensor) -> Tensor:
         """Return the negative score."""
         return -self.score(labels)
-
-    def energy_split(self, labels: Tensor) -> dict[str, Tensor]:
-        """Return the energy by arity; the parts sum to the energy."""
-        arities = ("unary", "pairwise", "higher")
-        parts = {name: torch.zeros(labels.shape[:-1], **self._kind) for name in arities}
-        for group, score in zip(self.groups, self._scores(labels), strict=True):
-            parts[arities[min(len(group.index), 3) - 1]] -= score
-        return parts | {"constant": torch.full(labels.shape[:-1], -self.constant, **self._kind)}
 
     def one_hot(self, labels: Tensor) -> Tensor:
         """Return the flat u of a labelling (n,)."""
@@ -243,47 +275,87 @@ class FactorGraph:
     def without_hard_constraints(self, penalty: float | None = None) -> FactorGraph:
         """Return the graph with the lowest log-potential of a factor, less a penalty, in the place of -inf; by default
         the penalty is so large that every allowed labelling is better than all forbidden ones."""
-        if not any(group.hard for group in self.groups):
+        if not self.hard:
             return self
-        parts, ranges = [], 0.0
+        lowest, ranges = [], 0.0
         for group in self.groups:
-            axes, forbidden = tuple(range(len(group.index))), torch.isneginf(group.tables)
-            lowest = group.tables.masked_fill(forbidden, math.inf).amin(axes)
-            ranges += (group.tables.amax(axes) - lowest).sum().item()
-            parts.append((group.scopes, group.tables, forbidden, lowest))
+            axes = tuple(range(len(group.index)))
+            low = group.stored.nan_to_num(posinf=math.inf, neginf=math.inf).amin(axes, keepdim=True)
+            ranges += (group.tables.amax(axes) - low).sum().item()
+            lowest.append(low)
         drop = 1 + ranges if penalty is None else penalty
-        groups = [(scopes, torch.where(f, lowest - drop, tables)) for scopes, tables, f, lowest in parts]
+        groups = []
+        for group, low in zip(self.groups, lowest, strict=True):
+            groups.append((group.scopes, map_tables(partial(_replace_hard, value=low - drop), group.tables)))
         return FactorGraph(self.cardinalities, groups=groups, constant=self.constant, dtype=self.dtype)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> FactorGraph:
         """Return a copy of another dtype or on another device."""
         device = device or self.device
-        groups = [(group.scopes.to(device), group.tables.to(device)) for group in self.groups]
+        groups = [(group.scopes.to(device), group.tables) for group in self.groups]
         return FactorGraph(self.cardinalities.to(device), (), groups, self.constant, dtype or self.dtype, device)
 
-    def condition(self, evidence: Mapping[int, int]) -> tuple[FactorGraph, Tensor]:
-        """Return the graph of the variables that have no label in the evidence, and their numbers in this graph."""
-        labels, cards = torch.full_like(self.cardinalities, -1), self.cardinalities.tolist()
-        for v, label in evidence.items():
-            if not 0 <= v < len(self):
-                raise BadInput(f"evidence on variable {v}: there are the variables 0 to {len(self) - 1}")
-            if not 0 <= label < cards[v]:
-                raise BadInput(f"evidence gives variable {v} the label {label}: it has the labels 0 to {cards[v] - 1}")
-            labels[v] = label
+    def number(self, variable: Hashable) -> int:
+        """Return the number of a variable that is given by its name or by its number."""
+        if variable in self._names:
+            return self._names[variable]
+        try:
+            number = operator.index(variable)  # type: ignore[arg-type]
+        except TypeError:
+            raise BadInput(f"evidence on {variable!r}: no variable has this name") from None
+        if not 0 <= number < len(self):
+            raise BadInput(f"evidence on variable {number}: there are the variables 0 to {len(self) - 1}")
+        return number
+
+    def observe(self, evidence: Evidence) -> tuple[FactorGraph, dict[int, int]]:
+        """Return the graph with soft evidence as further factors, and the observed labels by the variable's number."""
+        labels: dict[int, int] = {}
+        soft: list[Factor] = []
+        for variable, seen in evidence.items():
+            v = self.number(variable)
+            count = int(self.cardinalities[v])
+            if isinstance(seen, Sequence | Tensor | np.ndarray) and np.ndim(seen) == 1:
+                likelihood = torch.as_tensor(seen, dtype=torch.float64)
+                if len(likelihood) != count or not ((likelihood >= 0) & likelihood.isfinite()).all():
+                    told = f"evidence gives variable {v} the likelihoods {likelihood.tolist()}"
+                    raise BadInput(f"{told}, expected {count} numbers of at least 0, one for each label")
+                soft.append(([v], likelihood.log()))
+                continue
+            labels[v] = operator.index(seen)
+            if not 0 <= labels[v] < count:
+                raise BadInput(f"evidence gives variable {v} the label {seen}: it has the labels 0 to {count - 1}")
+        if not soft:
+            return self, labels
+        groups = [(group.scopes, group.tables) for group in self.groups]
+        return FactorGraph(self.cardinalities, soft, groups, self.constant, **self._kind), labels
+
+    def condition(self, evidence: Evidence) -> tuple[FactorGraph, Tensor]:
+        """Return the graph of the variables that have no label in the evidence, and their numbers in this graph.
+
+        Args:
+            evidence: for each observed variable its label, or, as soft evidence, the likelihood of each label.
+        """
+        whole, observed = self.observe(evidence)
+        if whole is not self:
+            return whole.condition(observed)
+        if not observed:
+            return self, torch.arange(len(self), device=self.device)
+        labels = torch.full_like(self.cardinalities, -1)
+        if observed:
+            labels[list(observed)] = torch.tensor(list(observed.values()), device=self.device)
         kept = (labels < 0).nonzero()[:, 0]
         number = torch.full_like(labels, -1)
         number[kept] = torch.arange(len(kept), device=self.device)
         parts, constant = [], self.constant
         for group in self.groups:
-            observed = labels[group.scopes] >= 0
-            patterns, which = observed.unique(dim=0, return_inverse=True)
+            patterns, which = (labels[group.scopes] >= 0).unique(dim=0, return_inverse=True)
             for p, pattern in enumerate(patterns.tolist()):
                 chosen = (which == p).nonzero()[:, 0]
-                scopes, tables = group.scopes[chosen], group.tables[..., chosen]
+                scopes, tables = group.scopes[chosen], pick(group.tables, chosen)
                 for axis in reversed([a for a, seen in enumerate(pattern) if seen]):
                     tables = take(tables, axis, labels[scopes[:, axis]])
                 free = [a for a, seen in enumerate(pattern) if not seen]
-                best = tables.amax(tuple(range(len(free)))) if free else tables
+                best = map_tables(lambda given: given.amax(tuple(range(given.dim() - 1))), tables) if free else tables
                 if torch.isneginf(best).any():
                     scope = scopes[torch.isneginf(best).nonzero()[0, 0]].tolist()
                     raise Contradiction(
@@ -297,6 +369,9 @@ class FactorGraph:
 
     def merged(self) -> FactorGraph:
         """Return the graph with one factor for each set of variables that has any."""
+        sets = [tuple(sorted(scope)) for group in self.groups for scope in group.scopes.tolist()]
+        if len(set(sets)) == len(sets):
+            return self
         by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
         for group in self.groups:
             orders, which = group.scopes.argsort(1).unique(dim=0, return_inverse=True)
@@ -319,7 +394,7 @@ class FactorGraph:
         scopes = torch.cat([s for s, _ in parts])
         tables = parts[0][1] if len(parts) == 1 else torch.cat([t for _, t in parts], -1)
         index = tuple(self.index(scopes[:, a]) for a in range(scopes.shape[1]))
-        return Group(scopes, tables, index, bool(torch.isneginf(tables).any()))
+        return Group(scopes, tables, index, bool(torch.isneginf(stored(tables)).any()))
 
     def _scores(self, labels: Tensor) -> Iterator[Tensor]:
         for group in self.groups:
@@ -344,10 +419,17 @@ class FactorGraph:
         if scope := first((self.cardinalities[scopes] != torch.tensor(shape[:-1], device=self.device)).any(1)):
             given, expected = ("x".join(map(str, s)) for s in (shape[:-1], self.cardinalities[scope].tolist()))
             raise BadInput(f"the factor over variables {scope} has a table of {given}, expected {expected}")
-        if scope := first((tables.isnan() | (tables == math.inf)).flatten(0, -2).any(0)):
+        top = stored(tables).flatten(0, -2).amax(0)  # nan where any is
+        top = top.expand(len(scopes)) if is_shared(tables) else top
+        if scope := first(top.isnan() | (top == math.inf)):
             raise BadInput(f"the factor over variables {scope} has a log-potential that is not a number or infinite")
-        if scope := first(torch.isneginf(tables).flatten(0, -2).all(0)):
+        if scope := first(torch.isneginf(top)):
             raise Contradiction(f"the factor over variables {scope} is 0 everywhere: no labelling is possible")
+
+
+def _replace_hard(tables: Tensor, value: Tensor) -> Tensor:
+    """Return the tables with a value in the place of -inf."""
+    return torch.where(torch.isneginf(tables), value, tables)
 
 
 def _stacked(factors: Iterable[Factor]) -> Iterator[tuple[Tensor, Tensor]]:

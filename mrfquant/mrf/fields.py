@@ -19,7 +19,7 @@ def potts(
     """Build a Potts field: log-potential unary[i, x_i] of every node, and `coupling` of every edge whose ends agree.
 
     Args:
-        graph: its nodes, in their order, are the variables.
+        graph: its nodes, in their order, are the variables; evidence may name them.
         unary: (nodes, labels).
         coupling: one number, or one for each edge in the order of `graph.edges`.
         dtype: dtype of the log-potentials.
@@ -33,7 +33,9 @@ def potts(
     if coupling.dim() and len(coupling) != len(edges):
         raise BadInput(f"{len(coupling)} couplings for {len(edges)} edges")
     tables = (torch.eye(labels, dtype=dtype)[..., None] * coupling).expand(labels, labels, len(edges))
-    return FactorGraph([labels] * n, groups=[(torch.arange(n)[:, None], unary.t()), (edges, tables)], dtype=dtype)
+    return FactorGraph(
+        [labels] * n, groups=[(torch.arange(n)[:, None], unary.t()), (edges, tables)], dtype=dtype, names=graph
+    )
 
 
 def ising(
@@ -45,7 +47,7 @@ def ising(
     """Build an Ising field: score sum_i field_i s_i + sum_ij coupling_ij s_i s_j, s = -1 (label 0) or 1 (label 1).
 
     Args:
-        graph: its nodes, in their order, are the variables.
+        graph: its nodes, in their order, are the variables; evidence may name them.
         field: one number, or one for each node.
         coupling: one number, or one for each edge in the order of `graph.edges`.
         dtype: dtype of the log-potentials.
@@ -56,7 +58,7 @@ def ising(
     coupling = torch.as_tensor(coupling, dtype=dtype).expand(len(edges))
     unary = (torch.arange(len(graph))[:, None], spins[:, None] * field)
     pairs = (edges, (spins[:, None] * spins)[..., None] * coupling)
-    return FactorGraph([2] * len(graph), groups=[unary, pairs], dtype=dtype)
+    return FactorGraph([2] * len(graph), groups=[unary, pairs], dtype=dtype, names=graph)
 
 
 def _edges(graph: nx.Graph) -> Tensor:

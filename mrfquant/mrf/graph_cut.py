@@ -9,6 +9,8 @@ i and D - C more for j to take y (Boykov, Veksler and Zabih, 2001). If A + D <= 
 the cut is exact. Otherwise the capacity is 0, and the move is made if it improves the labelling.
 """
 
+import time
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,9 +19,30 @@ from mrfquant.config.settings import configurable
 from mrfquant.errors import BadInput
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import take
+from mrfquant.mrf.result import OPTIMALITY_TOLERANCE
 from mrfquant.mrf.solver import LabellingSolver
 
+SECONDS_PER_ARC = 3e-7  # of a minimum cut, roughly
+SAMPLE = 64  # tables of each shape that are looked at
+MAX_LABELS = 128  # of a table that is looked at
+MIN_SUITED = 0.9  # fraction of the moves of a pair that have to be submodular
 SUBMODULAR_TOLERANCE = 1e-12  # relative floating-point error of a coupling that counts as submodular
+
+
+def suits_expansion(graph: FactorGraph) -> bool:
+    """Return whether most expansion moves of most pairs are submodular, A + D <= B + C, as for metrics."""
+    if any(len(group.index) > 2 for group in graph.groups) or not graph.couplings:
+        return False
+    suited = []
+    for group in graph.couplings:
+        if group.shape[0] != group.shape[1] or group.shape[0] > MAX_LABELS:
+            return False
+        step = max(1, len(group) // SAMPLE)
+        for costs in (-group.stored[..., ::step]).unbind(-1):
+            around = costs.t()[:, :, None] + costs[:, None, :]  # B + C by (target, x, y)
+            stays = costs[None] + costs.diagonal()[:, None, None]
+            suited.append((stays <= around + SUBMODULAR_TOLERANCE).double().mean().item())
+    return sum(suited) >= MIN_SUITED * len(suited)
 
 
 @configurable(supplied=["graph", "seed", "start"])
@@ -37,6 +60,7 @@ class AlphaExpansion(LabellingSolver):
             raise BadInput(f"{told}: use LocalSearch or Portfolio")
         self._unary = self._soft.unary().neg()
         self._sort_arcs()
+        self._seconds = SECONDS_PER_ARC * len(self._head)  # of a move, until the first is made
         self._binary = int(graph.cardinalities.max()) == 2 if len(graph) else True
         if start is None or self._binary:
             self._labels = torch.zeros_like(graph.cardinalities)
@@ -45,9 +69,11 @@ class AlphaExpansion(LabellingSolver):
     def step(self) -> float:
         before = self.energy
         for alpha in reversed(range(int(self.graph.cardinalities.max()))):
-            self._expand(alpha)
-            if self.out_of_time:
+            began = time.perf_counter()
+            if began + self._seconds > self.deadline:
                 break
+            self._expand(alpha)
+            self._seconds = time.perf_counter() - began
         return before - self.energy
 
     def _expand(self, alpha: int) -> None:
@@ -60,7 +86,9 @@ class AlphaExpansion(LabellingSolver):
         if self._binary and submodular and alpha and not labels.any() and self._soft is graph:
             # All labellings were candidates.
             self._bound = min(least - graph.constant, graph.energy(found).item())
-        self.offer(found)
+        energy = least - graph.constant if submodular else self._soft.energy(found).item()
+        if energy < self.energy - OPTIMALITY_TOLERANCE * max(1.0, abs(energy)):
+            self._labels, self.energy = found, energy
 
     def _costs(self, labels: Tensor) -> Tensor:
         """Return the unary costs of the labels: (n,)."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+WORTH_SHARING = 2**20  # entries of tables that are compared with each other
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,11 @@ class Group:
         """Number of labels along each axis."""
         return tuple(self.tables.shape[:-1])
 
+    @property
+    def stored(self) -> Tensor:
+        """The tables that are in memory: (..., 1) if all factors share one."""
+        return stored(self.tables)
+
     def gather(self, flat: Tensor, axis: int) -> Tensor:
         """Return the flat vector's entries for the variables of an axis: (c_axis, F)."""
         index = self.index[axis]
@@ -37,7 +45,7 @@ class Group:
     def part(self, chosen: Tensor | slice) -> Group:
         """Return some of the factors, by number."""
         index = tuple(i[:, chosen].contiguous() for i in self.index)
-        return Group(self.scopes[chosen], self.tables[..., chosen], index, self.hard)
+        return Group(self.scopes[chosen], pick(self.tables, chosen), index, self.hard)
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,42 @@ class Cardinality:
         """Return the part of a flat vector that belongs to these variables, a view (labels, m)."""
         size = self.labels * len(self.variables)
         return flat[self.start : self.start + size].view(self.labels, -1)
+
+
+def is_shared(tables: Tensor) -> bool:
+    """Return whether all factors (..., F) have one table in memory, expanded."""
+    return tables.shape[-1] > 1 and tables.stride(-1) == 0
+
+
+def stored(tables: Tensor) -> Tensor:
+    """Return the tables (..., F) that are in memory, one where all factors share it."""
+    return tables[..., :1] if is_shared(tables) else tables
+
+
+def share(tables: Tensor) -> Tensor:
+    """Return large tables (..., F) as one that is expanded, if all are equal."""
+    if is_shared(tables) or tables.requires_grad or tables.shape[-1] < 2 or tables.numel() < WORTH_SHARING:
+        return tables
+    first = tables[..., :1]
+    if not torch.equal(first[..., 0], tables[..., -1]) or not bool((tables == first).all()):
+        return tables
+    return first.contiguous().expand(tables.shape)
+
+
+def pick(tables: Tensor, chosen: Tensor | slice) -> Tensor:
+    """Return the tables (..., F) of some factors; one for all stays one."""
+    if not is_shared(tables):
+        return tables[..., chosen]
+    count = len(chosen) if isinstance(chosen, Tensor) else len(range(tables.shape[-1])[chosen])
+    return tables[..., :1].expand(*tables.shape[:-1], count)
+
+
+def map_tables(function: Callable[[Tensor], Tensor], tables: Tensor) -> Tensor:
+    """Apply a function of each table by itself, once where all factors share one."""
+    if not is_shared(tables):
+        return function(tables)
+    result = function(tables[..., :1])
+    return result.expand(*result.shape[:-1], tables.shape[-1])
 
 
 def contract(tables: Tensor, axis: int, u: Tensor, hard: bool) -> Tensor:

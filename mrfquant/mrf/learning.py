@@ -6,6 +6,7 @@ the marginals of the factors. At a fixed point the same holds for the approximat
 mean-field, with their marginals of the factors: the messages are stationary.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from mrfquant.errors import BadInput
 from mrfquant.mrf.exact import JunctionTree
 from mrfquant.mrf.factor_graph import FactorGraph
-from mrfquant.mrf.solve import FieldSolverRecipe
+from mrfquant.mrf.solving import FieldSolverRecipe
 
 
 def log_partition(
@@ -25,7 +26,9 @@ def log_partition(
     tolerance: float = 1e-9,
     seed: int = 0,
 ) -> Tensor:
-    """Return log Z of a graph, differentiable where its tables are.
+    """Return log Z of a graph, differentiable once where its tables and constant factors are.
+
+    It warns when the solver stops before it has converged: the gradient is right at fixed points only.
 
     Args:
         graph: its groups' tables may need gradients.
@@ -34,7 +37,8 @@ def log_partition(
         tolerance: the residual at which it has converged.
         seed: seed of the solver.
     """
-    return _LogPartition.apply(graph, solver, iterations, tolerance, seed, *(group.tables for group in graph.groups))
+    tables = (group.tables for group in graph.groups)
+    return _LogPartition.apply(graph, solver, iterations, tolerance, seed, *tables) + graph.learned_constant
 
 
 class _LogPartition(torch.autograd.Function):
@@ -48,12 +52,29 @@ class _LogPartition(torch.autograd.Function):
         result = built.run(iterations, tolerance)
         if result.log_z is None:
             raise BadInput(f"{type(built).__name__} gives no log Z: use JunctionTree, BeliefPropagation or mean-field")
+        if result.reason != "converged":
+            told = f"{type(built).__name__} stopped after {result.iterations} iterations, before it converged"
+            warnings.warn(f"{told}: log Z and its gradient are rough; give more iterations or damping", stacklevel=3)
         ctx.save_for_backward(*built.factor_marginals())
         return graph.uniform().new_tensor(result.log_z)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise BadInput("log Z has first derivatives only: call backward without create_graph")
         return (None, None, None, None, None, *(gradient * p for p in ctx.saved_tensors))
+
+
+def pseudo_likelihood(graph: FactorGraph, data: Tensor) -> Tensor:
+    """Return the mean over labellings (N, n) of sum_i log p(x_i | all others), differentiable in the tables.
+
+    Its maximum is where the truth is as N grows, as that of the likelihood, and it needs no log Z (Besag, 1975).
+    """
+    many = with_evidence(graph, [{}] * len(data))
+    u = many.one_hot(data.reshape(-1))
+    fields = many.fields(u)
+    chosen = [(c.planes(fields).log_softmax(0) * c.planes(u)).sum() for c in many.by_cardinality]
+    return torch.stack(chosen).sum() / len(data)
 
 
 def with_evidence(graph: FactorGraph, evidence: Sequence[Mapping[int, int]]) -> FactorGraph:

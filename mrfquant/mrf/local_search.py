@@ -11,24 +11,27 @@ junction tree solves. Gumbel noise on the unary costs, falling to 0, helps to le
 import random
 import time
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mrfquant.config.settings import Count, Positive, configurable
-from mrfquant.mrf.arrays import Arrays
-from mrfquant.mrf.coordinate import ICM, SequentialMeanField
+from mrfquant.mrf.annealing import Annealing
+from mrfquant.mrf.arrays import arrays_of
 from mrfquant.mrf.dual import DualAscent
 from mrfquant.mrf.exact import JunctionTree, TooWide
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.message_passing import BeliefPropagation
 from mrfquant.mrf.solver import FieldSolver, LabellingSolver
-from mrfquant.schedules import Geometric
 
 NOISE_LEVELS = (0.05, 0.1, 0.2, 0.4, 0.8)  # in units of the cost of a wrong label
 WALK_WORK = 10**7  # table entries that the trees of a walk read, roughly
+MILD = 2.0  # penalty of a walk for what is forbidden, in units of what any other factor can cost
 MAX_BLOCK_VARIABLES = 5000  # above, only trees are moved: to cut out a block takes time linear in all variables
+MAX_BLOCK_ENTRIES = 10**6  # the same for tables
+MAX_NEIGHBOURS = 100  # of a variable, on average: blocks of denser fields are as wide as they are large
 TIME_PER_START = 0.15  # the most time of a start or a walk, as a fraction of the remaining time
 
 
@@ -36,9 +39,9 @@ TIME_PER_START = 0.15  # the most time of a start or a walk, as a fraction of th
 class LocalSearch(LabellingSolver):
     """Moves of trees and blocks, from the labellings of other solvers, so it is never worse than they are.
 
-    The starts are ICM, dual ascent, max-product belief propagation, annealed mean-field and a random labelling, or the
-    labels that `start` rounds to. Each takes an iteration; then every iteration walks from the best labelling, with
-    little and with much noise, and moves blocks if the walks find nothing.
+    The starts are dual ascent, max-product belief propagation, annealing and a random labelling, or the labels that
+    `start` rounds to. Each takes an iteration; then every iteration walks from the best labelling, with little and with
+    much noise, and moves blocks if the walks find nothing.
 
     Args:
         size: the most variables of the first blocks; it doubles after every sweep that found nothing better.
@@ -61,12 +64,14 @@ class LocalSearch(LabellingSolver):
     ) -> None:
         super().__init__(graph, seed, start, graph.without_hard_constraints())
         self.size, self.width_limit, self.patience, self.warm_up = size, width_limit, patience, warm_up
-        self._arrays = Arrays(self._soft)
+        self._mild = graph.without_hard_constraints(MILD * graph.widest)  # what is walked on
+        self._arrays = arrays_of(self._mild)
         field = self._arrays.layout
         self._entries = int((field.cards[field.scope] * field.stride)[field.begin[:-1]].sum())
         self.moves = max(5, min(moves, WALK_WORK // max(1, self._entries)))
         self._random, self._state = random.Random(seed), np.array([2 * seed + 1], np.uint64)
-        self._neighbours = {v: sorted(near) for v, near in graph.neighbours().items()}
+        thin = sum(len(g) * len(g.index) ** 2 for g in graph.couplings) <= MAX_NEIGHBOURS * len(graph)
+        self._has_blocks = thin and len(graph) <= MAX_BLOCK_VARIABLES and graph.table_entries <= MAX_BLOCK_ENTRIES
         self._starts = self._labellings(seed) if start is None else iter(())
         self._idle = 0
         self.work = 0  # table entries read by walks, roughly
@@ -81,7 +86,7 @@ class LocalSearch(LabellingSolver):
         for noise in NOISE_LEVELS:
             if not self.out_of_time:
                 self._walk(noise, self.moves)
-        if self.energy == before and len(self.graph) <= MAX_BLOCK_VARIABLES:
+        if self.energy == before and self._has_blocks:
             self._sweep()
         self._idle = 0 if self.energy < before else self._idle + 1
         # Other random moves may succeed where these failed, so an iteration without success is not the end.
@@ -92,16 +97,14 @@ class LocalSearch(LabellingSolver):
         graph = self.graph
         yield self._run(DualAscent(graph, seed))
         yield self._run(BeliefPropagation(graph, seed, mode="max", damping=0.5))
-        for start in range(seed, seed + 10):
-            yield self._run(ICM(graph, start))
-        yield self._run(SequentialMeanField(graph, seed, beta=Geometric(1.05, 1, 1000.0, 0.05)))
+        yield self._run(Annealing(graph, seed), 10)
         yield self._run(BeliefPropagation(graph, seed + 1, mode="max", damping=0.5, noise=0.1))
         yield graph.random_labels(self.generator)
 
-    def _run(self, solver: FieldSolver) -> Tensor:
+    def _run(self, solver: FieldSolver, iterations: int | None = None) -> Tensor:
         """Return the labels that a solver finds in a part of the time."""
         left = self.deadline - time.perf_counter()
-        return solver.run(self.warm_up, seconds=max(0.0, TIME_PER_START * left)).labels
+        return solver.run(iterations or self.warm_up, seconds=max(0.0, TIME_PER_START * left)).labels
 
     def _walk(self, noise: float, moves: int) -> None:
         """Move trees, from the best labelling."""
@@ -111,7 +114,7 @@ class LocalSearch(LabellingSolver):
         best = labels.copy()
         scale = 0.0
         if noise:  # in units of the cost of a wrong label: the median over the variables of the mean above the least
-            fields = self._soft.fields(self.marginals())
+            fields = self._mild.fields(self.marginals())
             costs = [c.planes(fields).amax(0) - c.planes(fields).mean(0) for c in self.graph.by_cardinality]
             scale = noise * torch.cat(costs).median().item()
         began = time.perf_counter()
@@ -123,6 +126,10 @@ class LocalSearch(LabellingSolver):
             left = max(0, left - part)
             self.work += part * self._entries
         self.offer(self._arrays.labelling(best))
+
+    @cached_property
+    def _neighbours(self) -> dict[int, list[int]]:
+        return {v: sorted(near) for v, near in self.graph.neighbours().items()}
 
     def _sweep(self) -> None:
         """Move random blocks until they have covered the graph."""

@@ -18,16 +18,19 @@ by Hölder's inequality, for any messages; at the fixed point it is what the mes
 
 import heapq
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from mrfquant.config.settings import Check, Damping, NonNegative, configurable
+from mrfquant.errors import BadInput
 from mrfquant.mrf.arrays import possible_labels
-from mrfquant.mrf.factor_graph import FactorGraph
+from mrfquant.mrf.factor_graph import Evidence, FactorGraph
 from mrfquant.mrf.groups import Group, along
-from mrfquant.mrf.solver import Direction, FieldSolver
+from mrfquant.mrf.result import Direction
+from mrfquant.mrf.solver import FieldSolver
 
 # Messages are 0 at their largest. Those of labels that constraints rule out may fall for ever: changes below this value
 # do not matter to any marginal.
@@ -72,9 +75,10 @@ class BeliefPropagation(FieldSolver):
         self.mode, self.damping, self.schedule, self.share = mode, damping, schedule, share
         parts = [_split(group) for group in graph.couplings]
         self._groups, self._parts = [part for some in parts for part in some], [len(some) for some in parts]
-        self._hard = any(group.hard for group in graph.groups)
+        self._hard = graph.hard
         possible = possible_labels(graph)
         self._unary = graph.unary().masked_fill(~possible, -math.inf)
+        self._prior = self._unary
         everything = bool(possible.all())
         self._set_weights()
         self._out: list[list[Tensor | None]] = []  # for each group and axis, which labels are impossible
@@ -114,6 +118,44 @@ class BeliefPropagation(FieldSolver):
 
     def marginals(self) -> Tensor:
         return self.graph.softmax(self._beliefs)
+
+    @property
+    def messages(self) -> list[list[Tensor]]:
+        """The messages to the variables of each axis of each group of `graph.couplings`: log-potentials (c_axis, F), 0
+        at their largest.
+
+        Set them for a warm start, from another run or a field with other tables, or to inject what else is known.
+        """
+        parts = iter(self._messages)
+        taken = [[next(parts) for _ in range(count)] for count in self._parts]
+        return [[torch.cat(axes, -1) for axes in zip(*some, strict=True)] for some in taken]
+
+    @messages.setter
+    def messages(self, given: Sequence[Sequence[Tensor]]) -> None:
+        expected = [[tuple(index.shape) for index in group.index] for group in self.graph.couplings]
+        shapes = [[tuple(message.shape) for message in group] for group in given]
+        if shapes != expected:
+            raise BadInput(f"messages of shapes {shapes}, expected {expected}: an axis of each group of couplings")
+        begin = {id(group): 0 for group in given}
+        wholes = [group for group, count in zip(given, self._parts, strict=True) for _ in range(count)]
+        for g, whole in enumerate(wholes):
+            end = begin[id(whole)] + len(self._groups[g])
+            for axis, message in enumerate(whole):
+                self._messages[g][axis] = message[:, begin[id(whole)] : end].clone()
+            begin[id(whole)] = end
+        self._beliefs = self._sum_messages()
+
+    def observe(self, evidence: Evidence) -> None:
+        """Take evidence, labels or likelihoods, in the place of any before; messages stay, so the next run is short."""
+        soft, labels = self.graph.observe(evidence)
+        self._unary = soft.unary() if soft is not self.graph else self._prior.clone()
+        self._unary.masked_fill_(torch.isneginf(self._prior), -math.inf)
+        for v, label in labels.items():
+            places = self.graph.index(torch.tensor([v], device=self.graph.device))[:, 0]
+            kept = self._unary[places[label]].clone()
+            self._unary[places] = -math.inf
+            self._unary[places[label]] = kept
+        self._beliefs = self._sum_messages()
 
     def log_z(self) -> float | None:
         """Return the Bethe free energy with the sign changed: what belief propagation maximises."""
@@ -209,6 +251,7 @@ class TreeReweighted(BeliefPropagation):
         noise: NonNegative = 1e-3,
     ) -> None:
         super().__init__(graph.merged(), seed, start, "sum", damping, noise=noise)
+        self._given = graph
         self._best = math.inf
 
     def log_z(self) -> float:
@@ -236,6 +279,20 @@ class TreeReweighted(BeliefPropagation):
             total += (top + soft).sum().item()
         self._best = min(self._best, total)
         return self._best
+
+    def factor_marginals(self) -> list[Tensor]:
+        """Return those of the given graph's factors: each has the marginals of the merged factor that it is a part of,
+        with its own order of variables."""
+        place: dict[tuple[int, ...], Tensor] = {}
+        for shares, group in zip(super().factor_marginals(), self.graph.groups, strict=True):
+            place |= zip(map(tuple, group.scopes.tolist()), shares.unbind(-1), strict=True)
+        found = []
+        for group in self._given.groups:
+            scopes = group.scopes.tolist()
+            ranks = group.scopes.argsort(1).argsort(1).tolist()  # of each axis in the merged factor
+            own = [place[tuple(sorted(scope))].permute(rank) for scope, rank in zip(scopes, ranks, strict=True)]
+            found.append(torch.stack(own, -1))
+        return found
 
     def _set_weights(self) -> None:
         rank = _order(self.graph, self._groups)

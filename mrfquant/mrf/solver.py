@@ -4,80 +4,16 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import along
+from mrfquant.mrf.result import Direction, Reason, Result, Row, proves
 
-OPTIMALITY_TOLERANCE = 1e-9  # a gap that is floating-point error, as a fraction of the energy
 CHECK_GROWTH = 1.5  # without a trace, labels are read after 1, 2, 3, 5, 8, ... iterations
-
-Direction = Literal["exact", "lower bound", "upper bound", "estimate"]
-Reason = Literal["converged", "iterations", "time"]
-
-
-def proves(bound: float, energy: float) -> bool:
-    """Return whether a lower bound on all energies shows that this one is the least."""
-    return math.isfinite(energy) and energy - bound <= OPTIMALITY_TOLERANCE * max(1.0, abs(energy))
-
-
-@dataclass(frozen=True)
-class Row:
-    """One iteration: its residual, the free energy -log Z, the energy of the labelling, the least so far, the time, and
-    a lower bound on all energies."""
-
-    iteration: int
-    residual: float
-    free_energy: float
-    energy: float
-    best: float
-    seconds: float
-    bound: float = -math.inf
-
-
-@dataclass
-class Result:
-    """The result of a run.
-
-    Attributes:
-        labels: (n,) the labelling of least energy that was seen.
-        energy: its energy, inf if it is forbidden.
-        marginals: flat marginals at the end.
-        log_z: the logarithm of the partition function, None if the solver has none.
-        direction: what `log_z` is: exact, a lower or an upper bound, an estimate.
-        reason: why the run ended.
-        iterations: number of iterations.
-        seconds: time taken.
-        trace: a row per iteration if requested, else some of them.
-        bound: a lower bound on the energy of any labelling; -inf if the solver has none.
-        factor_marginals: marginals in the shape of the tables of `graph.groups`, if requested.
-    """
-
-    labels: Tensor
-    energy: float
-    marginals: Tensor
-    log_z: float | None
-    direction: Direction | None
-    reason: Reason
-    iterations: int
-    seconds: float
-    trace: list[Row] = field(default_factory=list)
-    bound: float = -math.inf
-    factor_marginals: list[Tensor] | None = None
-
-    @property
-    def gap(self) -> float:
-        """The energy above the bound; inf without a bound."""
-        return max(0.0, self.energy - self.bound) if math.isfinite(self.energy) else math.inf
-
-    @property
-    def optimal(self) -> bool:
-        """Whether the bound proves that no labelling has a lower energy."""
-        return proves(self.bound, self.energy)
 
 
 class FieldSolver(ABC):
@@ -92,6 +28,7 @@ class FieldSolver(ABC):
     """
 
     direction: ClassVar[Direction | None] = None  # what `log_z` is
+    samples: ClassVar[bool] = False  # whether its marginals are fractions of samples, and exact in the limit
     compiled: ClassVar[bool] = False  # whether numba compiles loops at their first use
 
     def __init__(self, graph: FactorGraph, seed: int = 0, start: Tensor | None = None) -> None:
@@ -121,6 +58,9 @@ class FieldSolver(ABC):
     def bound(self) -> float:
         """Return a lower bound on the energy of any labelling."""
         return -math.inf
+
+    def close(self) -> None:  # noqa: B027
+        """Release what a run holds; called at its end. Most solvers hold nothing."""
 
     @property
     def out_of_time(self) -> bool:
@@ -186,6 +126,7 @@ class FieldSolver(ABC):
                 on_row(rows[-1])
             if reason != "iterations":
                 break
+        self.close()
         elapsed = time.perf_counter() - started
         shares = self.factor_marginals() if factors else None
         return Result(labels, best, self.marginals(), value, self.direction, reason, done, elapsed, rows, bound, shares)

@@ -1,22 +1,29 @@
-"""Files of the UAI inference competitions: models, evidence, and the results MAR, MAP and PR.
+"""Files of the UAI inference competitions: models, evidence, queries, and the results MAR, MAP, MMAP and PR.
 
 The format is a sequence of words; line breaks mean nothing. Files are not trusted: counts are compared with the number
 of words before anything of that size is allocated.
 """
 
+from __future__ import annotations
+
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from mrfquant.errors import BadInput
-from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
+from mrfquant.mrf.contradiction import Contradiction
 from mrfquant.mrf.uai_tokens import PathLike, Tokens, shown
 from mrfquant.storage.files import write_text
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from mrfquant.mrf.factor_graph import FactorGraph
 
 Parsed = TypeVar("Parsed")
 
@@ -27,8 +34,36 @@ MAX_TOTAL_LABELS, LABELS_PER_WORD = 2**22, 64  # of all variables: so many, or s
 MAX_LABELS = 2**16  # of a variable; more in a file that is long enough to have a table of them
 
 
-def read_model(path: PathLike, dtype: torch.dtype = torch.float64) -> FactorGraph:
+@dataclass(frozen=True)
+class Model:
+    """The content of a model's file, before torch is needed: factors by shape, with the logarithms of their values."""
+
+    path: PathLike
+    cardinalities: np.ndarray
+    groups: list[tuple[np.ndarray, np.ndarray]]  # scopes (F, k) and tables (c_1, ..., c_k, F)
+    constant: float
+
+    def graph(self, dtype: torch.dtype | None = None) -> FactorGraph:
+        """Return the factor graph, by default in float64."""
+        import torch
+
+        from mrfquant.mrf.factor_graph import FactorGraph
+
+        groups = [(torch.from_numpy(scopes), torch.from_numpy(tables)) for scopes, tables in self.groups]
+        cards = torch.from_numpy(self.cardinalities)
+        try:
+            return FactorGraph(cards, groups=groups, constant=self.constant, dtype=dtype or torch.float64)
+        except Contradiction as error:
+            raise Contradiction(f"{self.path}: {error}") from None
+
+
+def read_model(path: PathLike, dtype: torch.dtype | None = None) -> FactorGraph:
     """Read the factor graph of a MARKOV or BAYES file, whose conditional probabilities are factors like any others."""
+    return read_arrays(path).graph(dtype)
+
+
+def read_arrays(path: PathLike) -> Model:
+    """Read a MARKOV or BAYES file into arrays."""
     words = Tokens(path, "MARKOV", "BAYES")
     cardinalities = _cardinalities(words)
     scopes = _scopes(words, len(cardinalities))
@@ -42,12 +77,8 @@ def read_model(path: PathLike, dtype: torch.dtype = torch.float64) -> FactorGrap
         by_shape = np.split(which.reshape(-1).argsort(kind="stable"), count.cumsum()[:-1])
         for shape, same in zip(shapes.tolist(), by_shape, strict=True):
             entries = np.arange(math.prod(shape))[:, None] + starts[numbers[same]]
-            tables = torch.from_numpy(logs[entries]).view(*shape, len(same))
-            groups.append((torch.from_numpy(scope[same]), tables))
-    try:
-        return FactorGraph(torch.from_numpy(cardinalities), groups=groups, constant=constant, dtype=dtype)
-    except Contradiction as error:
-        raise Contradiction(f"{words.path}: {error}") from None
+            groups.append((scope[same], logs[entries].reshape(*shape, len(same))))
+    return Model(words.path, cardinalities, groups, constant)
 
 
 def read_evidence(path: PathLike) -> dict[int, int]:
@@ -65,6 +96,8 @@ def write_model(path: PathLike, graph: FactorGraph) -> None:
     A table whose potentials overflow a float64 is divided by a constant; the product of these constants and the graph's
     own is written as constant factors, so no energy changes.
     """
+    import torch
+
     scopes, tables, constant = [], [], graph.constant
     for group in graph.groups:
         logs = group.tables.detach().to("cpu", torch.float64).reshape(-1, len(group))
@@ -96,11 +129,24 @@ def write_map(path: PathLike, labels: Sequence[int]) -> None:
     _write(path, ["MAP", _line([len(labels), *map(int, labels)])])
 
 
+def write_mmap(path: PathLike, labels: Mapping[int, int]) -> None:
+    """Write the labels of the variables of a marginal MAP query."""
+    _write(path, ["MMAP", _line([len(labels), *(x for pair in labels.items() for x in pair)])])
+
+
 def write_pr(path: PathLike, log_z: float) -> None:
     """Write the partition function, given by its natural logarithm; the file holds the decimal one."""
     if math.isnan(log_z) or log_z == math.inf:
         raise BadInput(f"cannot write {path}: log Z is {log_z}, expected a finite number or -inf")
     _write(path, ["PR", repr(float(log_z) / math.log(10))])
+
+
+def read_query(path: PathLike) -> list[int]:
+    """Read the variables of a marginal MAP query: their number, then each."""
+    words = Tokens(path)
+    variables = words.wholes(words.whole("the number of query variables"), "the query variables")
+    words.end()
+    return variables
 
 
 def read_mar(path: PathLike) -> list[list[float]]:
@@ -214,6 +260,8 @@ def _check_potentials(words: Tokens, used: list[str], numbers: np.ndarray, start
 
 def _shift(path: PathLike, logs: Tensor, scopes: Tensor) -> Tensor:
     """Return what to subtract from each table of logarithms (entries, F) before exp: 0 if exp does not overflow."""
+    import torch
+
     top = logs.amax(0)
     bottom = logs.where(~logs.isneginf(), top).amin(0)
     wide = (top - bottom > 2 * MAX_LOG).nonzero()

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,15 @@ from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
 from mrfquant.packing.bits import MOST, MOST_FACTOR, MOST_ROOM, inflated, packed_size
+from mrfquant.packing.chains import COLUMNS, PackedChains, parsed_chains
 from mrfquant.packing.parameter import PackedParameter
 from mrfquant.storage.files import atomic
 from mrfquant.text import printable
 
 FORMAT, VERSION = "mrfquant", "1"
 DEFLATED = "+zlib"  # after the encoding of labels
-SCALE, ZERO = ":scale", ":zero"  # after the name of the parameter that they belong to
+PARTS = ("scale", "zero", COLUMNS)  # of a parameter, after its name and a colon
+Packed = PackedParameter | PackedChains
 FLOATS = (torch.float32, torch.int64)  # of what is not packed: parameters left free, batch-norm statistics and counts
 KEYS = {"format", "network", "input_info", "blocks", "origin", "sha256"}  # and "tied", if anything is
 
@@ -48,7 +51,7 @@ class PackedNetwork:
     name: str
     arguments: dict[str, Any]
     input_info: dict[str, list[Any]]
-    parameters: dict[str, PackedParameter]
+    parameters: dict[str, Packed]
     floats: dict[str, Tensor]
     origin: dict[str, Any] = field(default_factory=dict)
 
@@ -86,8 +89,7 @@ class PackedNetwork:
         }
         tensors = {name: p.stored(compress) for name, p in parameters.items()}
         tensors |= {name: t for name, t in self.floats.items() if name not in tied}
-        tensors |= {name + SCALE: p.scale for name, p in parameters.items() if p.scale is not None}
-        tensors |= {name + ZERO: p.zero for name, p in parameters.items() if p.zero is not None}
+        tensors |= {f"{name}:{part}": tensor for name, p in parameters.items() for part, tensor in p.parts.items()}
         tensors = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}  # no two share memory
         if sum(len(p.data) for p in parameters.values()) > _room(tensors):
             raise BadInput("the labels are nearly all alike: a file with them compressed would not be read again")
@@ -117,7 +119,7 @@ class PackedNetwork:
     def _parse(cls, metadata: dict[str, str], tensors: dict[str, Tensor]) -> PackedNetwork:
         name, arguments = json.loads(metadata["network"])
         input_info, origin = json.loads(metadata["input_info"]), json.loads(metadata["origin"])
-        parameters: dict[str, PackedParameter] = {}
+        parameters: dict[str, Packed] = {}
         left, room = dict(tensors), _room(tensors)
         for levels, encoding, shapes, *group_size in json.loads(metadata["blocks"]):
             for parameter, shape in shapes.items():
@@ -151,39 +153,57 @@ def packed_network(model: nn.Module) -> PackedNetwork:
     return vars(model)["packed_network"]
 
 
-def _blocks(parameters: dict[str, PackedParameter], after: str) -> list[list[Any]]:
-    """Parameters by levels, encoding and group size: [levels, encoding, {name: shape}], and the size if any."""
-    blocks: dict[tuple[tuple[float, ...], str, int | None], dict[str, list[int]]] = {}
+def _blocks(parameters: dict[str, Packed], after: str) -> list[list[Any]]:
+    """Parameters by what they have in common: [levels, encoding, {name: shape}], and the group size or chain if any."""
+    blocks: dict[tuple[Any, ...], dict[str, list[int]]] = {}
     for name, p in parameters.items():
-        blocks.setdefault((p.levels, p.encoding, p.group_size), {})[name] = list(p.shape)
+        blocks.setdefault(p.block, {})[name] = list(p.shape)
     return [
-        [[_short(q) for q in levels], encoding + after, shapes, *([] if group_size is None else [group_size])]
-        for (levels, encoding, group_size), shapes in blocks.items()
+        [[_short(q) for q in levels], encoding + after, shapes, *size]
+        for (levels, encoding, *size), shapes in blocks.items()
     ]
 
 
 def _parameter(
-    name: str, levels: Any, encoding: Any, shape: Any, group_size: list[Any], tensors: dict[str, Tensor], room: int
-) -> PackedParameter:
+    name: str, levels: Any, encoding: Any, shape: Any, size: list[Any], tensors: dict[str, Tensor], room: int
+) -> Packed:
     """One packed parameter, taken out of the tensors; its labels may take as many bytes as there is `room` for."""
-    numbers = [float(level) for level in levels]
-    if not 2 <= len(numbers) <= MOST or not all(map(math.isfinite, numbers)) or numbers != sorted(set(numbers)):
-        raise BadInput(f"{name} has levels that are not finite, different and increasing")
     compressed = isinstance(encoding, str) and encoding.endswith(DEFLATED)
     encoding = encoding.removesuffix(DEFLATED) if compressed else encoding
-    if encoding not in ("bits", "base3") or (encoding == "base3" and len(numbers) != 3):
-        raise BadInput(f"{name} has the encoding {str(encoding)[:40]!r}, expected 'bits', or 'base3' for three levels")
     sizes = [size for size in shape if isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**40]
     if len(sizes) < len(shape) or len(shape) > 16 or math.prod(max(1, size) for size in sizes) >= 2**60:
         raise BadInput(f"{name} has the invalid shape {str(shape)[:60]}")
+    if name not in tensors:
+        raise BadInput(f"{name} is announced and not there")
+    data, parts = tensors.pop(name), {part: tensors.pop(f"{name}:{part}", None) for part in PARTS}
+
+    def labels(count: int) -> Tensor:
+        return inflated(data, count, room) if compressed else data
+
+    if encoding == PackedChains.encoding:
+        return parsed_chains(name, levels, shape, size, labels, parts)
+    return _parsed_levels(name, levels, encoding, shape, size, labels, parts)
+
+
+def _parsed_levels(
+    name: str,
+    levels: Any,
+    encoding: Any,
+    shape: Any,
+    group_size: list[Any],
+    data: Callable[[int], Tensor],
+    parts: dict[str, Tensor | None],
+) -> PackedParameter:
+    """Return a parameter on levels; `data` gives so many bytes of labels."""
+    numbers = [float(level) for level in levels]
+    if not 2 <= len(numbers) <= MOST or not all(map(math.isfinite, numbers)) or numbers != sorted(set(numbers)):
+        raise BadInput(f"{name} has levels that are not finite, different and increasing")
+    if encoding not in ("bits", "base3") or (encoding == "base3" and len(numbers) != 3):
+        raise BadInput(f"{name} has the encoding {str(encoding)[:40]!r}, expected 'bits', or 'base3' for three levels")
     size = group_size[0] if group_size else None
     if len(group_size) > 1 or (size is not None and (type(size) is not int or not 0 < size < 2**40)):
         raise BadInput(f"{name} has the invalid group size {str(group_size)[:60]}")
-    if name not in tensors:
-        raise BadInput(f"{name} is announced and not there")
-    data, scale, zero = tensors.pop(name), tensors.pop(name + SCALE, None), tensors.pop(name + ZERO, None)
-    if compressed:
-        data = inflated(data, packed_size(math.prod(shape), len(numbers), encoding), room)
+    scale, zero = parts["scale"], parts["zero"]
     for what, part in (("scale", scale), ("zero point", zero)):
         if part is not None and (part.dtype != torch.float32 or not part.isfinite().all()):
             raise BadInput(f"the {what} of {name} is not finite float32")
@@ -193,7 +213,8 @@ def _parameter(
     largest += 0.0 if zero is None or not zero.numel() else zero.abs().max().item()
     if largest > torch.finfo(torch.float32).max:
         raise BadInput(f"{name} has levels, scales or zero points beyond what a float32 can hold")
-    return PackedParameter(data, tuple(shape), tuple(numbers), encoding, scale, size, zero)
+    labels = data(packed_size(math.prod(shape), len(numbers), encoding))
+    return PackedParameter(labels, tuple(shape), tuple(numbers), encoding, scale, size, zero)
 
 
 def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -236,7 +257,7 @@ def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
 
 def _short(number: float) -> float:
     """Return the same number in fewer characters, if it is whole."""
-    return int(number) if number.is_integer() else number
+    return int(number) if float(number).is_integer() else number
 
 
 def _json(value: Any) -> str:

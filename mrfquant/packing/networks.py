@@ -15,12 +15,15 @@ from mrfquant.compute import bounded_network
 from mrfquant.config.extras import need_extra
 from mrfquant.config.plugins import import_installed_plugins
 from mrfquant.errors import BadInput
+from mrfquant.labelling import Trellis
 from mrfquant.models import NETWORKS
 from mrfquant.packing.bits import Encoding
-from mrfquant.packing.file import FLOATS, PackedNetwork
+from mrfquant.packing.chains import PackedChains
+from mrfquant.packing.file import FLOATS, Packed, PackedNetwork
 from mrfquant.packing.parameter import PackedParameter, in_columns, tied_names, under_all_names
 
-Labels = Mapping[str, Mapping[str, Any]]  # by name: "levels", "scale" in its shape or None, "group_size"; maybe "zero"
+# By name: "levels", "scale" in its shape or None, "group_size", maybe "zero"; or the record of `PackedChains`.
+Labels = Mapping[str, Mapping[str, Any]]
 COUNTER = "num_batches_tracked"  # of batch norm: training needs it, a packed network does not
 
 if TYPE_CHECKING:
@@ -84,61 +87,37 @@ def _in_runtime(
     return RuntimeNetwork(to_onnx(model, network.parameters, inputs, keywords, calibration=batches).data)
 
 
-def labels_of(labelling: Labelling, scale: Tensor | None = None) -> Labels:
-    """Return how the labelled parameters are quantized, as values that a checkpoint can hold; `scale` is (m,)."""
-    scale = labelling.scale if scale is None else scale
+def labels_of(labelling: Labelling) -> Labels:
+    """Return how the labelled parameters are quantized, as values that a checkpoint can hold."""
     group_size = None if labelling.scales is None else labelling.scales.group_size
-    return {
-        name: {
-            "levels": list(labelling.block_of(name).levels.values),
-            "scale": None if scale is None else labelling.labelled.view(name, scale),
+    labels: dict[str, dict[str, Any]] = {}
+    for name in labelling.labelled.spans:
+        levels = labelling.block_of(name).levels
+        own = {"path_of": [levels.bits, levels.memory]} if isinstance(levels, Trellis) else {}
+        labels[name] = {
+            "levels": list(levels.values),
+            "scale": labelling.scale_of(name),
             "group_size": group_size,
+            **own,
         }
-        for name in labelling.labelled.spans
-    }
+    return labels
 
 
 def pack_model(
     model: nn.Module,
     labelling: Labelling | Labels,
     state: Mapping[str, Tensor] | None = None,
-    scale: Tensor | None = None,
     encoding: Encoding = "bits",
 ) -> PackedNetwork:
     """Pack a labelled network.
 
     Args:
-        labelling: of the network, or what `labels_of` returned for it.
+        labelling: of the network, or by the name of each parameter its levels, its scale, in its shape or None, its
+            group size or None, and its zero points if it has any, as `labels_of` returns them.
         state: its state dict with rounded weights; the network's own, as within `solver.rounded()`, by default.
-        scale: (m,) of the labelled weights; the labelling's by default.
         encoding: of parameters with three levels; the others are packed as bits.
     """
-    labels = labelling if isinstance(labelling, Mapping) else labels_of(labelling, scale)
-    return pack_state(architecture(model), labels, model.state_dict() if state is None else state, encoding)
-
-
-def pack_weights(
-    model: nn.Module,
-    levels: Mapping[str, tuple[float, ...]],
-    scales: Mapping[str, Tensor],
-    group_sizes: Mapping[str, int] | None = None,
-    state: Mapping[str, Tensor] | None = None,
-    encoding: Encoding = "bits",
-    zeros: Mapping[str, Tensor] | None = None,
-) -> PackedNetwork:
-    """Pack a network some of whose parameters are on levels.
-
-    Args:
-        model: the network.
-        levels: of every such parameter, by name, increasing.
-        scales: of its weights, in its shape; 1 where there are none.
-        group_sizes: how many neighbouring weights of a slice along the first dimension share a scale, if not all do.
-        state: the network's state dict; its own by default.
-        encoding: of parameters with three levels; the others are packed as bits.
-        zeros: what is added to the scaled levels, in its shape and the same where the scale is.
-    """
-    parts = {"levels": levels, "scale": scales, "group_size": group_sizes or {}, "zero": zeros or {}}
-    labels = {name: {part: of.get(name) for part, of in parts.items()} for name in levels}
+    labels = labelling if isinstance(labelling, Mapping) else labels_of(labelling)
     return pack_state(architecture(model), labels, model.state_dict() if state is None else state, encoding)
 
 
@@ -175,12 +154,23 @@ def pack_state(
     return PackedNetwork(network["name"], network["arguments"], empty, parameters, floats)
 
 
-def _packed(weights: Tensor, precision: torch.dtype, label: Mapping[str, Any], encoding: Encoding) -> PackedParameter:
+def _packed(weights: Tensor, precision: torch.dtype, label: Mapping[str, Any], encoding: Encoding) -> Packed:
     """Pack one parameter by its entry of `Labels`."""
+    if isinstance(label, Mapping) and "trellis" in label:
+        chains = PackedChains.of_record(label)
+        if not torch.equal(chains.values().to(precision), weights.to(precision).cpu()):
+            raise BadInput("its weights are not those of its chains")
+        return chains
     levels = tuple(label["levels"])
     given = [part for part in (label["scale"], label.get("zero")) if part is not None and part.numel()]
     compact, group_size = _compact([part.cpu().float() for part in given], label["group_size"])
     scale, zero, *_ = [*compact, None, None]
+    if "path_of" in label:
+        rows = torch.ones(1) if scale is None else scale
+        chains = PackedChains.of_weights(weights, Trellis(*label["path_of"]), rows.expand(len(weights)).contiguous())
+        if not torch.equal(chains.values().to(precision), weights.to(precision).cpu()):
+            raise BadInput("its weights are no path through its trellis")
+        return chains
     form: Encoding = encoding if len(levels) == 3 else "bits"
     return PackedParameter.of(weights, levels, form, scale, group_size, precision, zero)
 
@@ -197,16 +187,20 @@ def _storable(name: str, tensor: Tensor) -> Tensor:
 def _compact(parts: list[Tensor], group_size: int | None) -> tuple[list[Tensor], int | None]:
     """Reduce scales and zero points to one number, one a slice or one a run of it; return the size of runs, too."""
     if all((part == part.flatten()[:1]).all() for part in parts):
-        return [part.flatten()[:1].clone() for part in parts], None
+        return [_copied(part.flatten()[:1]) for part in parts], None
     parts = [part.flatten(1) for part in parts]
     if all((rows == rows[:, :1]).all() for rows in parts):
-        return [rows[:, 0].clone() for rows in parts], None
+        return [_copied(rows[:, 0]) for rows in parts], None
     columns = parts[0].shape[1]
-    runs = [rows[:, :: group_size or columns].clone() for rows in parts]
+    runs = [_copied(rows[:, :: group_size or columns]) for rows in parts]
     alike = group_size and all(map(torch.equal, (in_columns(run, group_size, columns) for run in runs), parts))
     if not alike:
         raise BadInput(f"its scale differs within {'a run' if group_size else 'an output channel'}")
     return runs, group_size
+
+
+def _copied(part: Tensor) -> Tensor:
+    return part.clone(memory_format=torch.contiguous_format)  # it may be one number, seen as many
 
 
 def _build(network: PackedNetwork, path: str | os.PathLike[str], device: str = "meta") -> nn.Module:

@@ -23,7 +23,8 @@ from mrfquant.config.extras import need_extra
 from mrfquant.data import Dataset
 from mrfquant.errors import BadInput
 from mrfquant.packing.activations import in_eight_bits
-from mrfquant.packing.file import PackedNetwork, packed_network
+from mrfquant.packing.chains import on_levels
+from mrfquant.packing.file import Packed, PackedNetwork, packed_network
 from mrfquant.packing.origin import arguments_of, dataset_of, training_batches
 from mrfquant.packing.parameter import PackedParameter, tied_names, under_all_names
 from mrfquant.packing.runtime import RuntimeNetwork, check_same
@@ -92,7 +93,7 @@ def export_onnx(
 
 def to_onnx(
     model: nn.Module,
-    packed: Mapping[str, PackedParameter],
+    packed: Mapping[str, Packed],
     inputs: Sequence[Any],
     keywords: Mapping[str, Any] | None = None,
     names: Sequence[str] | None = None,
@@ -117,17 +118,18 @@ def to_onnx(
     import onnx_ir
     from onnx_ir.passes import common
 
-    packed = under_all_names(tied_names(model), packed)
-    exported = _plain(_in_float(model, packed), tuple(inputs), dict(keywords or {}), names, dynamic_shapes)
+    named = under_all_names(tied_names(model), packed)
+    levels = {name: on_levels(name, p, "be written as ONNX") for name, p in named.items()}
+    exported = _plain(_in_float(model, levels), tuple(inputs), dict(keywords or {}), names, dynamic_shapes)
     if calibration is not None:
         arguments = [str(value.name) for value in exported.graph.inputs]
         batches = [
             dict(zip(arguments, map(_array, (*some, *others.values())), strict=True)) for some, others in calibration
         ]
-        exported, packed = in_eight_bits(exported, _present(exported.graph, packed), batches)
+        exported, levels = in_eight_bits(exported, _present(exported.graph, levels), batches)
     matrices = [name for name, p in model.named_parameters() if p.dim() > 1]
     floats = [name for name in matrices if name in exported.graph.initializers]
-    _pack(exported.graph, packed)
+    _pack(exported.graph, levels)
     common.DeduplicateInitializersPass()(exported)
     common.ClearMetadataAndDocStringPass()(exported)  # stack traces
     _shorten_names(exported.graph, {name for name, _ in model.named_parameters()})

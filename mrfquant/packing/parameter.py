@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
 from mrfquant.packing.bits import Encoding, deflated, pack, packed_size, unpack
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,25 @@ class PackedParameter:
         """Bytes of labels, scales and zero points."""
         return self.data.numel() + sum(4 * of.numel() for of in (self.scale, self.zero) if of is not None)
 
+    @property
+    def description(self) -> str:
+        """The levels and what multiplies them, for people."""
+        levels = " ".join(f"{q:g}" for q in self.levels)
+        run = "" if self.group_size is None else f" of {self.group_size}"
+        return levels if self.scale is None else f"{levels} x scale{run}"
+
+    @property
+    def block(self) -> tuple[Any, ...]:
+        """What parameters of the same kind have in common in a file: levels, encoding, group size if there is one."""
+        size = () if self.group_size is None else (self.group_size,)
+        return (self.levels, self.encoding, *size)
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """What a file has beside the labels."""
+        parts = {"scale": self.scale, "zero": self.zero}
+        return {part: tensor for part, tensor in parts.items() if tensor is not None}
+
     def stored(self, compressed: bool) -> Tensor:
         """Return the labels as files have them: the bytes, or these deflated."""
         return deflated(self.data) if compressed else self.data
@@ -129,7 +151,7 @@ def tied_names(model: nn.Module) -> list[list[str]]:
     return [group for group in names.values() if len(group) > 1]
 
 
-def under_all_names(tied: Iterable[Sequence[str]], packed: Mapping[str, PackedParameter]) -> dict[str, PackedParameter]:
+def under_all_names(tied: Iterable[Sequence[str]], packed: Mapping[str, T]) -> dict[str, T]:
     """Return packed parameters, those that have several names in the network under each of them."""
     known = {name: packed[first] for names in tied for first in names if first in packed for name in names}
     return {**packed, **known}

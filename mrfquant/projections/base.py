@@ -13,6 +13,7 @@ from mrfquant.projections.line import CHUNK, Line
 
 SEARCH_STEPS = 300  # towards auxiliary variables that give a wanted u
 BISECTIONS, START_REACH = 50, 10.0  # likewise on a line, and how far beyond its levels they lie, in units of 1 / beta
+START_POINTS, START_TOLERANCE = 2**12, 1e-6  # of a table of a line's means, and how far from a mean a start may be
 Costs = tuple[Sequence[int], Tensor]  # numbers of weights, and costs of labels (parameters, d) that they have
 
 
@@ -62,7 +63,7 @@ class Projection(ABC):
         return self._mean_of_planes(aux, line, beta, out)
 
     def _mean_of_planes(self, aux: Tensor, line: Line, beta: float, out: Tensor | None) -> Tensor:
-        parts = [line.mean(self.planes(line.planes(part), beta)) for part in self._split(aux)]
+        parts = [line.mean(self.planes(line.planes(part), beta)) for part in self.split(aux)]
         return torch.cat(parts, out=out)
 
     def mean_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
@@ -75,17 +76,39 @@ class Projection(ABC):
         return self._vjp_of_planes(t, delta, beta, aux, line)
 
     def _vjp_of_planes(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
-        for place, part in zip(self._split(delta), self._split(aux), strict=True):
+        for place, part in zip(self.split(delta), self.split(aux), strict=True):
             planes = line.planes(part)
             g = (line.centred / line.top)[:, None] * place
             place.copy_(line.pulled(self.planes_vjp(self.planes(planes, beta), g, beta, planes)))
         return delta
 
     def mean_start(self, t: Tensor, line: Line, beta: float) -> Tensor:
-        """Return a (m,) that is mapped to t (m,), strictly between -1 and 1: by bisection, since t grows with a."""
+        """Return a (m,) that is mapped to t (m,), strictly between -1 and 1.
+
+        t grows with a: few are found by bisection, many between those of a table, by false position and bisection.
+        """
         if line.is_pair:
             first, second = self.planes_start(torch.stack([1 - t, 1 + t]).div_(2), beta)
             return (second - first) / 2
+        if len(t) <= START_POINTS or not self.by_weight:
+            return self._bisected(t, line, beta)
+        first, last = t.min(), t.max()
+        table = torch.linspace(0, 1, START_POINTS, dtype=t.dtype, device=t.device).mul_(last - first).add_(first)
+        starts = self._bisected(table, line, beta)
+        place = ((t - first) * ((START_POINTS - 1) / (last - first))).nan_to_num_().int().clamp_(0, START_POINTS - 2)
+        low, high, below, above = starts[place], starts[place + 1], table[place], table[place + 1]
+        for number in range(BISECTIONS):  # once, for a smooth map
+            share = ((t - below) / (above - below)).nan_to_num_(0.5).clamp_(0, 1)
+            a = torch.lerp(low, high, share.fill_(0.5) if number % 2 else share)  # of use at a kink
+            off = self.mean(a, line, beta, out=torch.empty_like(a)).sub_(t)
+            if off.abs().max() <= START_TOLERANCE:
+                break
+            short, found = off < 0, off.add_(t)
+            low, below = torch.where(short, a, low), torch.where(short, found, below)
+            high, above = torch.where(short, high, a), torch.where(short, above, found)
+        return a
+
+    def _bisected(self, t: Tensor, line: Line, beta: float) -> Tensor:
         reach = line.spacing * line.top + START_REACH / beta
         low, high = torch.full_like(t, -reach), torch.full_like(t, reach)
         for _ in range(BISECTIONS):
@@ -118,6 +141,7 @@ class Projection(ABC):
             gradient += costs[1].T.repeat_interleave(sizes, 1, output_size=len(g))
         return self.planes_vjp(u, gradient, beta, aux)
 
-    def _split(self, aux: Tensor) -> tuple[Tensor, ...]:
+    def split(self, aux: Tensor) -> tuple[Tensor, ...]:
         """Cut variables (m,) of a line into chunks whose planes are made at once."""
-        return aux.split(CHUNK if self.by_weight else max(1, len(aux)))
+        whole = not self.by_weight or torch.compiler.is_compiling()  # a compiler makes no planes
+        return aux.split(max(1, len(aux)) if whole else CHUNK)

@@ -51,7 +51,7 @@ class Line:
 
     def pulled(self, v: Tensor) -> Tensor:
         """Return the gradient with respect to a (m,) of one with respect to ũ (d, m)."""
-        return (self.centred @ v).div_(self.square)
+        return torch.mv(v.t(), self.centred).div_(self.square)
 
     def slope(self, a: Tensor, u: Tensor, v: Tensor) -> Tensor:
         """Return the gradient with respect to t (m,) of what has the gradient v (d, m) with respect to u of a (m,).
@@ -69,7 +69,7 @@ class Line:
 
     def mean(self, u: Tensor) -> Tensor:
         """Return t (m,) of u (d, m)."""
-        return (self.p @ u).div_(self.top)
+        return torch.mv(u.t(), self.p).div_(self.top)
 
     def labels(self, a: Tensor) -> Tensor:
         """Return the label of the largest ũ, the first of equals: int32 (m,)."""

@@ -35,8 +35,8 @@ class Softmax(Projection):
         a number a        beta ((1 - a) I + a d (diag(u) - u uᵀ))    pair: beta (1 - a t²)
 
     `exact` is the paper's formula; it vanishes where u is decided, so training freezes once beta is large.
-    `reference` is what the authors' code computes; it keeps a gradient on the labels that are not chosen and gives the
-    better networks, so it is the default. `straight_through` turns the method into mirror descent.
+    `reference` is close to what the authors' code computes; it keeps a gradient on the labels that are not chosen and
+    gives the better networks, so it is the default. `straight_through` turns the method into mirror descent.
     """
 
     def __init__(self, jacobian: Jacobian = "reference") -> None:

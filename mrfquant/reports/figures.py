@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from mrfquant.reports.curves import LIGHT, Curve, Panel, dashes, panel_curves, panels_of, style
+from mrfquant.reports.curves import LIGHT, Curve, Panel, panel_curves, panels_of, style
 from mrfquant.reports.groups import Group
 from mrfquant.storage.files import atomic
 
@@ -33,14 +33,9 @@ STYLE: dict[Any, Any] = {  # the keys are matplotlib's own
     "legend.frameon": False,
     "lines.solid_capstyle": "round",
 }
-# Ticks of the error scale: the second row for curves that the first gives too few; page.js has them, too.
-ACCURACIES = (
-    (50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9),
-    (20, 40, 60, 70, 75, 80, 85, 88, 90, 92, 93, 94, 95, 96, 97, 97.5, 98, 98.5, 98.8, 99, 99.2, 99.4, 99.6, 99.8),
-)
-FEWEST_TICKS = 4
 LONGEST = 48  # characters of a label
 SMALLEST_ERROR = 0.01  # percent: one image in 10,000
+MIN_LOG_RANGE = 8  # largest by smallest error from which 1, 2, 5 are ticks enough
 
 
 @contextmanager
@@ -74,14 +69,12 @@ def draw(panel: Panel, curves: Sequence[tuple[int, bool, Curve]], labels: Sequen
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     # The best group is drawn last, on top.
-    for (number, thin, curve), (dash, offset) in reversed(list(zip(curves, dashes(curves), strict=True))):
-        colour, _ = style(number)
-        line: dict[str, Any] = {"color": LIGHT[colour], "linestyle": (offset, dash) if dash else "solid"}
-        if thin:
-            axes.plot(curve.iterations, curve.mean, linewidth=0.7, alpha=0.7, **line)
-            continue
-        axes.fill_between(curve.iterations, curve.low, curve.high, color=LIGHT[colour], alpha=0.18, linewidth=0)
-        axes.plot(curve.iterations, curve.mean, linewidth=1.4, **line)
+    for number, thin, curve in reversed(curves):
+        line = _line(number)
+        mean, low, high = (_heights(panel, values) for values in (curve.mean, curve.low, curve.high))
+        axes.plot(curve.iterations, mean, linewidth=0.7 if thin else 1.4, alpha=0.7 if thin else 1, **line)
+        if not thin:
+            axes.fill_between(curve.iterations, low, high, color=line["color"], alpha=0.18, linewidth=0)
     axes.set_xlabel("iteration")
     axes.set_ylabel(panel.title)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
@@ -92,12 +85,16 @@ def draw(panel: Panel, curves: Sequence[tuple[int, bool, Curve]], labels: Sequen
     return figure
 
 
+def _line(number: int) -> dict[str, Any]:
+    """Return the look of a group's line."""
+    colour, dash = style(number)
+    return {"color": LIGHT[colour], "linestyle": (0, dash) if dash else "solid"}
+
+
 def _legend(axes: Axes, curves: Sequence[tuple[int, bool, Curve]], labels: Sequence[str]) -> None:
     handles, texts = [], []
     for number in [number for number, thin, _ in curves if not thin]:
-        colour, dash = style(number)
-        line: dict[str, Any] = {"color": LIGHT[colour], "linestyle": (0, dash) if dash else "solid"}
-        handles.append(Line2D([], [], linewidth=1.4, label=" ", **line))
+        handles.append(Line2D([], [], linewidth=1.4, label=" ", **_line(number)))
         texts.append(labels[number])
     if any(thin for _, thin, _ in curves):
         handles.append(Line2D([], [], linewidth=0.7, color="0.4", label=" "))
@@ -109,32 +106,20 @@ def _legend(axes: Axes, curves: Sequence[tuple[int, bool, Curve]], labels: Seque
 
 
 def _scale(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
-    positive = any((curve.mean > 0).any() for curve in curves)
-    if panel.scale == "error":
-        axes.set_yscale("function", functions=(_from_accuracy, _to_accuracy))
-        low = min(float(curve.low.min()) for curve in curves)
-        high = max(float(curve.high.max()) for curve in curves)
-        low, high = _widened(low, high)
-        axes.set_ylim(low, high)
-        rows = [[accuracy for accuracy in row if low <= accuracy <= high] for row in ACCURACIES]
-        ticks = next((row for row in rows if len(row) >= FEWEST_TICKS), None)
-        axes.yaxis.set_major_locator(FixedLocator(ticks) if ticks else MaxNLocator(FEWEST_TICKS))
+    if panel.scale == "error":  # errors on a logarithmic axis, labelled as accuracies
+        axes.set_yscale("log")
+        axes.invert_yaxis()
+        largest, smallest = axes.get_ylim()
+        if largest > MIN_LOG_RANGE * smallest:
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        else:
+            axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-    elif panel.scale == "log" and positive:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda error, _: f"{100 - error:g}"))
+    elif panel.scale == "log" and any((curve.mean > 0).any() for curve in curves):
         axes.set_yscale("log", nonpositive="clip")
 
 
-def _from_accuracy(accuracy: np.ndarray) -> np.ndarray:
-    return -np.log10(np.maximum(100 - np.asarray(accuracy, float), SMALLEST_ERROR))
-
-
-def _to_accuracy(height: np.ndarray) -> np.ndarray:
-    return 100 - 10.0 ** -np.asarray(height, float)
-
-
-def _widened(low: float, high: float) -> tuple[float, float]:
-    """Return the limits with a margin, on the error scale."""
-    bottom, top = _from_accuracy(np.array([low, high]))
-    margin = 0.05 * max(top - bottom, 0.1)
-    return tuple(_to_accuracy(np.array([bottom - margin, top + margin])))
+def _heights(panel: Panel, values: np.ndarray) -> np.ndarray:
+    """Return what is drawn of a curve's values: of accuracies the errors."""
+    return np.maximum(100 - values, SMALLEST_ERROR) if panel.scale == "error" else values

@@ -178,31 +178,6 @@ def setting_values(group: Group, name: str) -> list[str]:
     return sorted({printable(run.settings.get(name, NONE)) for run in group.runs if run.settings})
 
 
-@dataclass(frozen=True)
-class Extra:
-    """Settings {parameter: value} of a part that only the groups `users` have, the same in all of these."""
-
-    part: str
-    settings: dict[str, str]
-    users: tuple[int, ...]
-
-
-def split_settings(groups: Sequence[Group]) -> tuple[list[str], list[Extra]]:
-    """Return the settings that differ, in two kinds: those with different values, and those that come with a part."""
-    valued: list[str] = []
-    extras: dict[tuple[str, tuple[int, ...]], dict[str, str]] = {}
-    for name in differing_settings([run for group in groups for run in group.runs]):
-        found = [setting_values(group, name) for group in groups]
-        values = {value for values in found for value in values} - {NONE}
-        if len(values) > 1 or any(len(values) > 1 for values in found):
-            valued.append(name)
-        else:
-            users = tuple(number for number, have in enumerate(found, 1) if have and have != [NONE])
-            part, _, parameter = name.rpartition(".")
-            extras.setdefault((part, users), {})[parameter] = values.pop()
-    return valued, [Extra(part, settings, users) for (part, users), settings in extras.items()]
-
-
 def check_groups(groups: Sequence[Group], by: Sequence[str] | None, warn: Warn) -> None:
     """Warn of means that are not what they seem: settings or seeds mixed, stand-in data."""
     for group in groups:

@@ -12,7 +12,6 @@
   ];
   const FEWEST_TICKS = 4;
   const SMALLEST_ERROR = 0.01; // percent: one image in 10,000
-  const SHARED = 5; // length of a group's piece of a line that several groups share
 
   const element = (name, attributes = {}, ...children) => {
     const made = document.createElement(name);
@@ -171,11 +170,8 @@
       if (ranged) g.append(shape("path", { class: "band", d: `M${outline.join("L")}Z` }));
       const line = shape("path", { d: `M${points(c.x, c.mean).join("L")}` });
       if (c.x.length === 1) g.append(shape("circle", { cx: px(c.x[0]), cy: py(c.mean[0]), r: 3 }));
-      const same = curves.filter((other) => other.twin === c.twin), count = same.length; // they take turns
-      const dash = count > 1 ? [SHARED, SHARED * (count - 1)] : c.dash;
       const unit = c.thin ? 0.9 : 1.8; // dashes are counted in widths of the line
-      if (dash.length) line.setAttribute("stroke-dasharray", dash.map((n) => n * unit).join(" "));
-      if (count > 1) line.setAttribute("stroke-dashoffset", SHARED * (count - same.indexOf(c)) * unit);
+      if (c.dash.length) line.setAttribute("stroke-dasharray", c.dash.map((n) => n * unit).join(" "));
       g.append(line);
       return g;
     });

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mrfquant.reports.curves import DARK, LIGHT, Curve, panel_curves, panels_of, style, twins
-from mrfquant.reports.groups import NONE, Group, split_settings
-from mrfquant.reports.tables import extra_rows, result_rows, setting_rows, test_head
+from mrfquant.reports.curves import DARK, LIGHT, Curve, panel_curves, panels_of, style
+from mrfquant.reports.groups import NONE, Group
+from mrfquant.reports.tables import result_rows, setting_rows, test_head
 
 HERE = Path(__file__).parent
 NUMBER = ' class="number"'
@@ -56,8 +56,8 @@ def page_data(groups: Sequence[Group]) -> dict[str, Any]:
         if not curves:
             continue
         drawn = [
-            {"group": number, "thin": thin, "dash": style(number)[1], "twin": twin, **_numbers(curve)}
-            for (number, thin, curve), twin in zip(curves, twins(curves), strict=True)
+            {"group": number, "thin": thin, "dash": style(number)[1], **_numbers(curve)}
+            for number, thin, curve in curves
         ]
         panels.append({"title": panel.title, "scale": panel.scale, "curves": drawn})
     return {"groups": [{"label": g.label, "colour": style(i)[0]} for i, g in enumerate(groups)], "panels": panels}
@@ -124,31 +124,21 @@ def _cell(cell: str) -> str:
 
 def _table(kind: str, head: str, body: Sequence[str], name: str) -> str:
     """Return a table that scrolls inside its own box, by keyboard, too."""
-    head = f"<thead><tr>{head}</tr></thead>\n" if head else ""
     rows = "\n".join(body)
-    table = f'<table class="{kind}">\n{head}<tbody>\n{rows}\n</tbody>\n</table>'
+    table = f'<table class="{kind}">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>'
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">{table}</div>'
 
 
 def _settings(groups: Sequence[Group]) -> str:
-    names, extras = split_settings(groups)
-    parts = []
-    if names:
-        heads, *rows = setting_rows(groups, names)
-        head = "<th></th>" + "".join(f"<th>{cell}{_swatch(i)}</th>" for i, cell in enumerate(heads[1:]))
-        body = []
-        for name, *cells in rows:
-            values = "".join(f"<td>{_cell(cell)}</td>" for cell in cells)
-            body.append(f"<tr><th><code>{escape(name).replace('.', '.<wbr>')}</code></th>{values}</tr>")
-        parts.append(_table("fixed", head, body, "Settings that differ"))
-    if extras:
-        body = [
-            f"<tr><th><code>{escape(part)}</code></th><td>{users}</td><td>{escape(what)}</td></tr>"
-            for part, users, what in extra_rows(extras)
-        ]
-        parts.append('<p class="note">Settings that only some groups have, the same in all of these:</p>')
-        parts.append(_table("wrap", "", body, "Settings that only some groups have"))
-    return "\n".join(parts) or "<p>None: the runs differ in nothing but their seeds.</p>"
+    heads, *rows = setting_rows(groups)
+    if not rows:
+        return "<p>None: the runs differ in nothing but their seeds.</p>"
+    head = "<th></th>" + "".join(f"<th>{cell}{_swatch(i)}</th>" for i, cell in enumerate(heads[1:]))
+    body = []
+    for name, *cells in rows:
+        values = "".join(f"<td>{_cell(cell)}</td>" for cell in cells)
+        body.append(f"<tr><th><code>{escape(name).replace('.', '.<wbr>')}</code></th>{values}</tr>")
+    return _table("fixed", head, body, "Settings that differ")
 
 
 def _runs(groups: Sequence[Group]) -> str:

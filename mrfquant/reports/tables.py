@@ -4,16 +4,7 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 
-from mrfquant.reports.groups import (
-    DEFAULT_BY,
-    NONE,
-    Extra,
-    Group,
-    as_text,
-    differing_settings,
-    setting_values,
-    split_settings,
-)
+from mrfquant.reports.groups import DEFAULT_BY, NONE, Group, as_text, differing_settings, setting_values
 from mrfquant.reports.runs import Run
 from mrfquant.text import aligned
 
@@ -67,32 +58,13 @@ def result_rows(groups: Sequence[Group], by: Sequence[str] | None) -> list[list[
     ]
 
 
-def setting_rows(groups: Sequence[Group], names: Sequence[str]) -> list[list[str]]:
-    """Return the heads, then a row per setting, a column per group."""
-    rows = []
-    for name in names:
+def setting_rows(groups: Sequence[Group]) -> list[list[str]]:
+    """Return the heads, then a row per setting that differs, a column per group."""
+    rows = [["", *(f"#{i}" for i in range(1, len(groups) + 1))]]
+    for name in differing_settings([run for group in groups for run in group.runs]):
         found = [setting_values(group, name) for group in groups]
         rows.append([name, *(", ".join(values[:3]) + (", ..." if len(values) > 3 else "") for values in found)])
-    return [["", *(f"#{i}" for i in range(1, len(groups) + 1))], *rows]
-
-
-def extra_rows(extras: Sequence[Extra]) -> list[list[str]]:
-    """Return a row per part that only some groups use: its name, these groups, its settings."""
-    return [
-        [extra.part, _ranges(extra.users), ", ".join(f"{name} {value}" for name, value in extra.settings.items())]
-        for extra in extras
-    ]
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Rising numbers in short: #1, #3-6."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"#{run[0]}" if len(run) == 1 else f"#{run[0]}-{run[-1]}" for run in runs)
+    return rows
 
 
 def text_report(groups: Sequence[Group], by: Sequence[str] | None, width: int) -> str:
@@ -104,14 +76,9 @@ def text_report(groups: Sequence[Group], by: Sequence[str] | None, width: int) -
     if unfinished := [run for group in groups for run in group.runs if not run.finished]:
         lines = aligned([[INDENT + run.name, run.state] for run in unfinished])
         parts.append(f"unfinished, not in the means\n{lines}")
-    names, extras = split_settings(groups)
-    if names:
-        rows = setting_rows(groups, names)
+    if len(rows := setting_rows(groups)) > 1:
         layouts = [_blocks(rows, width), _blocks(list(zip(*rows, strict=True)), width)]  # a group a column, or a row
         parts.append("settings that differ\n" + min(layouts, key=lambda text: text.count("\n")))
-    if extras:
-        lines = aligned([[INDENT + part, users, what] for part, users, what in extra_rows(extras)])
-        parts.append(f"settings that only some have\n{lines}")
     return "\n\n".join(parts)
 
 

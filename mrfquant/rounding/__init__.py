@@ -2,11 +2,10 @@
 
 from mrfquant.rounding.answers import LayerReport, RoundedNetwork
 from mrfquant.rounding.call import round_network
-from mrfquant.rounding.joint import Jointly
 from mrfquant.rounding.labels import Rounded
 from mrfquant.rounding.network import SOLVERS, Rounding
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.solvers import LayerSolver
 
-__all__ = ["Jointly", "LayerProblem", "LayerReport", "LayerSolver", "Rounded", "RoundedNetwork", "Rounding"]
-__all__ += ["SOLVERS", "round_network"]
+__all__ = ["LayerProblem", "LayerReport", "LayerSolver", "Rounded", "RoundedNetwork", "Rounding", "SOLVERS"]
+__all__ += ["round_network"]

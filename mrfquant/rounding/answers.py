@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from mrfquant.errors import BadInput
 from mrfquant.labelling import LevelSet
-from mrfquant.packing import PackedNetwork, pack_weights
+from mrfquant.packing import PackedNetwork, pack_model
+from mrfquant.packing.chains import PackedChains
 from mrfquant.storage.files import atomic, write_text
 from mrfquant.text import aligned
 
@@ -34,6 +35,46 @@ class RoundedWeight(NamedTuple):
         values = self.scale.new_tensor(levels.values)[self.labels.long()] * self.scale
         return values if self.zero is None else values + self.zero
 
+    def record(self) -> dict[str, Any]:
+        """Return the same as plain values and tensors."""
+        return self._asdict()
+
+    def entry(self, levels: LevelSet) -> dict[str, Any]:
+        """Return what `mrfquant.packing.pack_model` takes for this weight."""
+        scale, zero = (t if t is None else t.expand(self.labels.shape) for t in (self.scale, self.zero))
+        return {"levels": levels.values, "scale": scale, "group_size": self.run, "zero": zero}
+
+
+class RoundedChains(NamedTuple):
+    """Chains of one weight through a trellis, packed."""
+
+    packed: PackedChains
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels, in the weight's shape; they belong to mixed inputs, see `mrfquant.labelling.mixing`."""
+        return self.packed.labels()
+
+    @property
+    def scale(self) -> Tensor:
+        """The scales of the rows, in a shape that broadcasts with the weight."""
+        return self.packed.scale.float().view(-1, *[1] * (len(self.packed.shape) - 1))
+
+    def values(self, levels: LevelSet) -> Tensor:
+        """Return the weights."""
+        return self.packed.values()
+
+    def record(self) -> dict[str, Any]:
+        """Return the same as plain values and tensors."""
+        return self.packed.record()
+
+    def entry(self, levels: LevelSet) -> dict[str, Any]:
+        """Return what `mrfquant.packing.pack_model` takes for this weight."""
+        return self.packed.record()
+
+
+AnyRounded = RoundedWeight | RoundedChains
+
 
 @dataclass(frozen=True)
 class LayerReport:
@@ -44,8 +85,8 @@ class LayerReport:
         rows: rows of its weight matrix.
         n: columns of its weight matrix.
         energy: half the mean squared distance of its outputs from those of the best real weights.
-        relative: the energy over gptq's on the same layer.
-        changed: fraction of the labels that differ from gptq's.
+        relative: the energy over gptq's on the same layer; of a trellis, over gptq's with even levels of as many bits.
+        changed: fraction of the labels that differ from gptq's; None for a trellis.
         seconds: time taken by the solver.
         bound: lower bound on the energy of any labels at these scales; None unless requested.
     """
@@ -55,7 +96,7 @@ class LayerReport:
     n: int
     energy: float
     relative: float
-    changed: float
+    changed: float | None
     seconds: float
     bound: float | None = None
 
@@ -79,7 +120,7 @@ class RoundedNetwork:
     layers: list[LayerReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     coverage: list[str] = field(default_factory=list)
-    answers: Mapping[str, RoundedWeight] = field(default_factory=dict)
+    answers: Mapping[str, AnyRounded] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -87,16 +128,12 @@ class RoundedNetwork:
         """The labels of every rounded weight, in its shape."""
         return {name: answer.labels for name, answer in self.answers.items()}
 
-    @property
-    def scales(self) -> dict[str, Tensor]:
-        """The scales that multiply the levels of each weight, in a shape that broadcasts with it."""
-        return {name: answer.scale for name, answer in self.answers.items()}
-
     def __str__(self) -> str:
         rows = [["layer", "rows x weights", "bits", "energy / gptq", "labels changed", "seconds"]]
         for layer in self.layers:
             bits, shape = self.levels[layer.name].bits, f"{layer.rows:,} x {layer.n:,}"
-            figures = [f"{layer.relative:.3f}", f"{layer.changed:.1%}", f"{layer.seconds:.1f}"]
+            changed = "" if layer.changed is None else f"{layer.changed:.1%}"
+            figures = [f"{layer.relative:.3f}", changed, f"{layer.seconds:.1f}"]
             rows.append([layer.name, shape, f"{bits}", *figures])
         if any(layer.bound for layer in self.layers):
             rows[0].append("above the optimum")
@@ -106,12 +143,11 @@ class RoundedNetwork:
 
     def pack(self) -> PackedNetwork:
         """Return the network with its labels as bits."""
-        values = {name: levels.values for name, levels in self.levels.items()}
-        scales = {name: answer.scale.expand(answer.labels.shape) for name, answer in self.answers.items()}
-        runs = {name: answer.run for name, answer in self.answers.items() if answer.run}
-        given = {name: (answer.zero, answer.labels.shape) for name, answer in self.answers.items()}
-        zeros = {name: zero.expand(shape) for name, (zero, shape) in given.items() if zero is not None}
-        return pack_weights(self.model, values, scales, runs, zeros=zeros)
+        return pack_model(self.model, self.entries())
+
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """Return what `mrfquant.packing.pack_model` takes for each rounded weight, by name."""
+        return {name: answer.entry(self.levels[name]) for name, answer in self.answers.items()}
 
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write the packed network to a safetensors file, for `mq.load(path, model)`; return its size in bytes."""
@@ -134,23 +170,26 @@ class Journal:
             told = f"{folder} keeps the answers of another call, with other settings, batches or another network"
             raise BadInput(f"{told}: give another folder, or delete it")
 
-    def read(self, name: str) -> tuple[RoundedWeight, LayerReport, Tensor] | None:
+    def read(self, name: str) -> tuple[AnyRounded, LayerReport, Tensor] | None:
         """Return a weight's result, its report and the state of the generator after it; None if not stored."""
         if self.folder is None or not (file := self.folder / f"{name}.safetensors").exists():
             return None
         with safe_open(file, framework="pt") as entry:
             tensors, facts = {key: entry.get_tensor(key) for key in entry.keys()}, entry.metadata()  # noqa: SIM118
-        answer = RoundedWeight(tensors["labels"], tensors["scale"], tensors.get("zero"), json.loads(facts["run"]))
-        return answer, LayerReport(**json.loads(facts["report"])), tensors["random"]
+        state, record = tensors.pop("random"), tensors | json.loads(facts["answer"])
+        chains = "trellis" in record
+        answer = RoundedChains(PackedChains.of_record(record)) if chains else RoundedWeight(**record)
+        return answer, LayerReport(**json.loads(facts["report"])), state
 
-    def write(self, name: str, answer: RoundedWeight, report: LayerReport, state: Tensor) -> None:
+    def write(self, name: str, answer: AnyRounded, report: LayerReport, state: Tensor) -> None:
         """Store a result."""
         if self.folder is None:
             return
-        parts = {"labels": answer.labels, "scale": answer.scale, "zero": answer.zero, "random": state}
-        tensors = {key: t.cpu().contiguous() for key, t in parts.items() if t is not None}
+        parts = answer.record() | {"random": state}
+        tensors = {key: t.cpu().contiguous() for key, t in parts.items() if isinstance(t, Tensor)}
+        facts = {"answer": {key: part for key, part in parts.items() if key not in tensors}, "report": asdict(report)}
         with atomic(self.folder / f"{name}.safetensors") as out:
-            out.write(save(tensors, {"run": json.dumps(answer.run), "report": json.dumps(asdict(report))}))
+            out.write(save(tensors, {key: json.dumps(value) for key, value in facts.items()}))
 
 
 def fingerprint(model: nn.Module, batches: Sequence[Any], settings: str) -> str:

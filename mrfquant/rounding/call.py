@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -31,7 +31,6 @@ def round_network(
     group_size: int | None = None,
     zero_point: bool = False,
     forward: Callable[[nn.Module, Any], Any] | None = None,
-    targets: Literal["float", "own"] = "float",
     damping: float = 0.01,
     seed: int = 0,
     progress: bool = True,
@@ -47,7 +46,7 @@ def round_network(
     Args:
         model: the network, on its device.
         batches: calibration data: some hundreds of examples in all, in any form that `forward` takes.
-        bits: 2^bits even levels, or a list of levels, as [-1, 0, 1].
+        bits: 2^bits even levels, or a list of levels, as [-1, 0, 1], or a trellis, as mq.Trellis(2, memory=12).
         solver: 'nearest', 'gptq', 'icm', 'mean_field', 'tree' or a `LayerSolver`.
         exclude: patterns of names of weights or layers that stay in float, as ["conv1", "head.*"].
         overrides: other bits or levels by such patterns, as {"layer3.*": 3}; the first that fits counts.
@@ -56,8 +55,6 @@ def round_network(
         zero_point: add a fitted number to the levels of a row or group.
         forward: computes a batch, as lambda model, batch: model(batch["image"]). By default a dict is passed as
             keywords, and of a tuple or a list the first entry.
-        targets: the outputs that a layer should give: 'float', those of the float network, corrected for the error of
-            a residual sum; 'own', those of its trained weights on its inputs in the rounded network.
         damping: added to the diagonal of the inputs' second moments, as a fraction of its mean.
         seed: seed of all random choices; the global random state is not used.
         progress: print a line for every layer.
@@ -76,12 +73,10 @@ def round_network(
             count, relative = f"{next(done)} of {len(levels)}", f"energy {layer.relative:.3f} of gptq's"
             print(f"{count}: {layer.name}, {relative}, {layer.seconds:.1f} s", file=sys.stderr, flush=True)
 
-    rounding = Rounding(
-        solver, damping=damping, targets=targets, seed=seed, group_size=group_size, zero_point=zero_point, bound=bound
-    )
+    rounding = Rounding(solver, damping=damping, seed=seed, group_size=group_size, zero_point=zero_point, bound=bound)
     given = [batches] if isinstance(batches, (Tensor, Mapping)) else batches
     result = rounding.run(model, levels, given, report, notes.append, forward or plain_call, folder)
-    result.notes, result.coverage = notes, coverage(model, levels, ROUNDABLE)
+    result.notes, result.coverage = notes, coverage(model, result.levels, ROUNDABLE)
     return result
 
 

@@ -18,19 +18,19 @@ class Rounded(LatentInference):
     """Labels that were assigned to a trained network and do not change.
 
     Args:
-        solver: name of the layer solver, where no `rounding` is given, as in runs of version 0.1.
-        rounding: assigns the labels.
+        rounding: assigns the labels; None where they are there already.
     """
 
     method = "ROUND"
     relaxed = trains = False
 
-    def __init__(
-        self, labelling: Labelling, optimizer: OptimizerRecipe, solver: str = "", rounding: Rounding | None = None
-    ) -> None:
+    def __init__(self, labelling: Labelling, optimizer: OptimizerRecipe, rounding: Rounding | None = None) -> None:
         super().__init__(labelling, optimizer)
         self.rounding = rounding
-        self.method = f"ROUND {rounding.solver.name if rounding else solver}".strip()
+        self.method = f"ROUND {rounding.solver.name}" if rounding else "ROUND"
+
+    def bind(self, start: str) -> None:
+        """Take every labelling, a trellis too: the labels were found elsewhere."""
 
     def update(self, block: Block, x: Tensor) -> None:
         return None
@@ -41,12 +41,13 @@ class Rounded(LatentInference):
     @torch.no_grad()
     def assign(self, found: Mapping[str, RoundedWeight]) -> None:
         """Set the labels and scales of every labelled parameter."""
-        labelled, scales = self.labelling.labelled, self.labelling.scale
+        labelled, scales = self.labelling.labelled, self.labelling.scales
         assert scales is not None, "the labelling has no scales to set"
         values = torch.empty_like(labelled.w)
         for name, answer in found.items():
             labelled.view(name, values).copy_(self.labelling.block_of(name).q[answer.labels.long()])
-            labelled.view(name, scales).copy_(answer.scale.expand(answer.labels.shape))
+            span, scale = labelled.spans[name], answer.scale.expand(answer.labels.shape)
+            scales.weights.values[scales.span(*span)] = scales.runs(*span).firsts(scale)
         for block, x in self.items():
             x.copy_(values[block.start : block.start + block.m])
         self.write_all()

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +14,19 @@ from torch.utils._pytree import tree_map_only
 
 from mrfquant.config.settings import Check, Count, Fraction, Whole, configurable
 from mrfquant.data import Dataset
-from mrfquant.errors import BadInput, BadSetting
-from mrfquant.labelling import LevelSet
-from mrfquant.rounding.answers import Journal, LayerReport, RoundedNetwork, RoundedWeight, fingerprint
+from mrfquant.errors import BadInput
+from mrfquant.labelling import LevelSet, Trellis, uniform
+from mrfquant.rounding.answers import AnyRounded, Journal, LayerReport, RoundedNetwork, RoundedWeight, fingerprint
 from mrfquant.rounding.bound import lower_bound
-from mrfquant.rounding.by_inference import RoundByInference
+from mrfquant.rounding.chains import RoundChains, chains_where_they_fit
 from mrfquant.rounding.layer_statistics import LayerStatistics, RowStatistics
 from mrfquant.rounding.problem import LayerProblem
 from mrfquant.rounding.replay import Forward, Replay
 from mrfquant.rounding.solvers import LayerSolver, RoundGPTQ, RoundICM, RoundMeanField, RoundNearest, RoundTree
-from mrfquant.rounding.walk import BatchNorm, Walk
+from mrfquant.rounding.walk import Walk
 
 SOLVERS: dict[str, type[LayerSolver]] = {
-    solver.name: solver for solver in (RoundNearest, RoundGPTQ, RoundICM, RoundMeanField, RoundTree, RoundByInference)
+    solver.name: solver for solver in (RoundNearest, RoundGPTQ, RoundICM, RoundMeanField, RoundTree)
 }
 RANK_DAMPING = 0.1  # where there are fewer inputs than weights of a row
 Several = Annotated[int, Check(lambda v: v > 1, "a whole number above 1")]
@@ -44,13 +44,9 @@ class Rounding:
     Args:
         solver: assigns the labels of a layer: its name, or a `LayerSolver` as @RoundICM(), whose settings are bound as
             RoundICM.kicks.
-        start: the solver from whose answer it starts; None for the solver's own start.
         images: number of training examples to calibrate with.
         batch_size: examples in a batch.
         damping: added to the diagonal of the second moments, as a fraction of its mean.
-        recalibrate: change the statistics of batch norm as rounding changes its inputs.
-        targets: the outputs that a layer should give: 'float', those of the float network, corrected for the error of
-            a residual sum; 'own', those of its trained weights on its inputs in the rounded network.
         seed: seed of the sampled output pixels, and of random numbers that the network draws.
         group_size: neighbouring weights of a row that share a scale; None for all of them. Rows of transposed
             convolutions always have one scale.
@@ -61,24 +57,17 @@ class Rounding:
     def __init__(
         self,
         solver: SolverSetting = "icm",
-        start: SolverSetting | None = None,
         images: Several = 2000,
         batch_size: Several = 250,
         damping: Fraction = 0.01,
-        recalibrate: bool = True,
-        targets: Literal["float", "own"] = "float",
         seed: Whole = 0,
         group_size: Count | None = None,
         zero_point: bool = False,
         bound: bool = False,
     ) -> None:
-        if start and solver in ("nearest", "gptq"):
-            raise BadSetting("Rounding.start", start, f"None: {solver} takes every weight anew, wherever it starts")
         self.solver = SOLVERS[solver]() if isinstance(solver, str) else solver
-        self.start = SOLVERS[start]() if isinstance(start, str) else start
-        self.images, self.batch_size, self.damping, self.recalibrate = images, batch_size, damping, recalibrate
-        self.targets, self.seed, self.group_size, self.zero_point = targets, seed, group_size, zero_point
-        self.bound = bound
+        self.images, self.batch_size, self.damping, self.seed = images, batch_size, damping, seed
+        self.group_size, self.zero_point, self.bound = group_size, zero_point, bound
 
     def batches(self, dataset: Dataset) -> Iterator[Tensor]:
         """Yield the first inputs of the training split, without augmentation."""
@@ -112,59 +101,38 @@ class Rounding:
             forward: computes a batch with the model.
             folder: stores the results, so that the same call goes on after an interruption.
         """
+        levels = chains_where_they_fit(model, levels, warn)
+        if any(isinstance(of, Trellis) for of in levels.values()) and (
+            self.group_size or self.zero_point or self.bound
+        ):
+            raise BadInput("a trellis has scales of rows and inputs: leave out group_size, zero_point and bound")
         result, began = RoundedNetwork(model, levels), time.perf_counter()
         device = next(model.parameters()).device
         present = [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in batches]
         replay = Replay(model, forward, present, self.seed)
+        if not replay.batches:
+            raise BadInput("there is no batch to calibrate with: give at least one")
 
-        def solve(statistics: LayerStatistics) -> tuple[RoundedWeight, LayerReport]:
-            return self._solve(statistics, levels[statistics.name], warn)
+        def solve(statistics: LayerStatistics) -> tuple[AnyRounded, LayerReport]:
+            chosen = levels[statistics.name]
+            if isinstance(chosen, Trellis):
+                return self._solve_chains(statistics, chosen, warn)
+            return self._solve(statistics, chosen, warn)
 
         def keep(layer: LayerReport) -> None:
             result.layers.append(layer)
             report(layer)
 
-        parts = [vars(part) for part in (self, self.solver, self.start) if part is not None]
-        parts.append({name: of.values for name, of in levels.items()})
+        parts = [vars(self), vars(self.solver), {name: repr(of) for name, of in levels.items()}]
         settings = json.dumps(parts, default=lambda value: type(value).__name__)
         journal = Journal(folder, fingerprint(model, replay.batches, settings)) if folder else Journal()
-        result.answers = self.round_layers(replay, model, levels, solve, keep, journal)
+        weights, generator = dict(model.named_parameters()), torch.Generator().manual_seed(self.seed)
+        walk = Walk(replay, {name: weights[name] for name in levels}, levels, solve, journal, keep, generator)
+        with torch.random.fork_rng():  # networks may draw numbers
+            torch.manual_seed(self.seed)
+            result.answers = walk.run()
         result.seconds = time.perf_counter() - began
         return result
-
-    def round_layers(
-        self,
-        replay: Replay,
-        model: nn.Module,
-        levels: Mapping[str, LevelSet],
-        solve: Callable[[LayerStatistics], tuple[RoundedWeight, LayerReport]],
-        report: Callable[[LayerReport], None],
-        journal: Journal,
-        others: Mapping[str, Tensor] | None = None,
-    ) -> dict[str, RoundedWeight]:
-        """Round weights with labels from `solve`; `others` are values of parameters that are rounded already."""
-        if not replay.batches:
-            raise BadInput("there is no batch to calibrate with: give at least one")
-        names = dict(model.named_parameters())
-        norms = {name: m for name, m in model.named_modules() if isinstance(m, BatchNorm) and self.recalibrate}
-        weights, generator = {name: names[name] for name in levels}, torch.Generator().manual_seed(self.seed)
-        norms, float_targets = {n: m for n, m in norms.items() if m.running_mean is not None}, self.targets == "float"
-        walk = Walk(replay, weights, levels, solve, journal, report, float_targets, norms, generator)
-        modes = {module: module.training for module in model.modules()}
-        model.eval()
-        try:
-            with torch.random.fork_rng():  # networks may draw numbers
-                torch.manual_seed(self.seed)
-                for name, values in (others or {}).items():
-                    walk.keep(names[name])
-                    names[name].copy_(values)
-                return walk.run()
-        except BaseException:
-            walk.restore()
-            raise
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
 
     def curvature(self, sums: RowStatistics, name: str, warn: Callable[[str], None]) -> Tensor:
         """Return the damped second moments of some rows' inputs; damped more if the inputs are few."""
@@ -174,6 +142,27 @@ class Rounding:
             few = f"{sums.inputs:,} inputs are few for {n:,} weights a row"
             warn(f"{name}: {few}; damped by {damping:.0%}, give more")
         return sums.curvature(damping)
+
+    def _solve_chains(
+        self, statistics: LayerStatistics, trellis: Trellis, warn: Callable[[str], None]
+    ) -> tuple[AnyRounded, LayerReport]:
+        """Find the paths of a weight through a trellis, and report how good they are."""
+        name, w = statistics.name, statistics.w
+        solver, (rows, *others) = RoundChains.by(self.solver, trellis), statistics.parts()
+        if others:
+            raise BadInput(f"the rows of {name} have different inputs, which no chain goes through: give it other bits")
+        try:
+            a = self.curvature(rows[1], name, warn)
+            targets, began = rows[1].targets(w, a).T.contiguous(), time.perf_counter()
+            found, energy = solver.round(targets, a, statistics.weight.shape)
+            seconds = time.perf_counter() - began
+            levels = w.new_tensor(uniform(trellis.bits).values)
+            greedy, problem = RoundGPTQ().solve(LayerProblem.from_weights(targets, a, levels))
+        except torch.linalg.LinAlgError:
+            raise BadInput(f"the second moments of {name}'s inputs are singular: raise Rounding.damping") from None
+        reference = problem.energy(problem.values(greedy)).sum().item()
+        relative = energy / max(reference, 1e-300)
+        return found, LayerReport(name, len(w), w.shape[1], energy, relative, None, seconds)
 
     def _solve(
         self, statistics: LayerStatistics, levels: LevelSet, warn: Callable[[str], None]
@@ -192,8 +181,7 @@ class Rounding:
                 targets = sums.targets(weights[rows], a).T.contiguous()
                 problem = LayerProblem.from_weights(targets, a, q, size, self.zero_point)
                 began = time.perf_counter()
-                start = None if self.start is None else self.start.solve(problem)
-                chosen, fitted = self.solver.solve(problem, start)
+                chosen, fitted = self.solver.solve(problem)
                 seconds += time.perf_counter() - began
                 greedy, by_greedy = RoundGPTQ(scales=(1.0,), by_activation=False).solve(problem)  # as published
             except torch.linalg.LinAlgError:

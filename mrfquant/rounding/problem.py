@@ -19,7 +19,7 @@ from torch import Tensor
 FIELD_BLOCK = 64  # variables whose fields are computed by one matrix product
 SCALE_GRID = torch.linspace(0.05, 1.2, 60)  # scales to try, in units of the largest weight over the largest level
 ALL = slice(None)
-ROW_TENSORS = ("w", "scale", "zero", "free")  # of a problem, (n, rows) each or None
+ROW_TENSORS = ("w", "scale", "zero")  # of a problem, (n, rows) each or None
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,6 @@ class LayerProblem:
         scale: (n, rows) positive, the same within a group.
         group: (n,) the number of each variable's group, from 0 on.
         zero: (n, rows) zero points, added to the scaled levels, the same within a group; None for none.
-        free: (n, rows) which variables may change their first label, at fixed scales; None where all may, and the
-            scales are fitted to the labels.
     """
 
     w: Tensor
@@ -43,7 +41,6 @@ class LayerProblem:
     scale: Tensor
     group: Tensor
     zero: Tensor | None = None
-    free: Tensor | None = None
 
     @classmethod
     def from_weights(
@@ -134,9 +131,7 @@ class LayerProblem:
 
     def refit_scales(self, labels: Tensor) -> LayerProblem:
         """Return the problem with least-squares scales and zero points for these labels, fitted for all groups of a
-        row together. Rows with a scale that is not positive keep theirs; so do all where `free` is set."""
-        if self.free is not None:
-            return self
+        row together. Rows with a scale that is not positive keep theirs."""
         v = self.levels[labels]
         columns = [v] if self.zero is None else [v, torch.ones_like(v[:, :1])]
         groups, rows = self.groups, self.w.shape[1]
@@ -157,14 +152,6 @@ class LayerProblem:
         good = ((found[0] > 0) & found.isfinite().all(0)).all(0)
         return self._where(good.expand_as(self.w), self.with_scales(found[0], found[-1]))
 
-    def barred(self, labels: Tensor) -> Tensor | None:
-        """Return which labels are not allowed, (d, n, rows), where variables that are not free keep these labels (n,
-        rows); None if all are allowed."""
-        if self.free is None:
-            return None
-        every = torch.arange(len(self.levels), device=labels.device)[:, None, None]
-        return ~self.free & (every != labels)
-
     def sweep(self, values: Tensor, update: Callable[[int, Tensor], Tensor]) -> None:
         """Update values (n, rows), the weights or their means, one variable after the other: `update` takes a variable
         j and its field sum over i of A_ji (w_i - w°_i), (rows,), and returns w_j."""
@@ -175,8 +162,6 @@ class LayerProblem:
             for k in range(len(fields)):
                 j = start + k
                 new = update(j, fields[k])
-                if self.free is not None:
-                    new = torch.where(self.free[j], new, values[j])
                 change = new - values[j]
                 values[j] = new
                 errors[j] += change

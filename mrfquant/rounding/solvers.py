@@ -3,20 +3,25 @@
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from mrfquant.config.settings import Count, Fraction, Positive, Whole, configurable
-from mrfquant.errors import BadSetting
+from mrfquant.config.settings import Check, Count, Fraction, Positive, Whole, configurable
 from mrfquant.pairwise.trees import SpanningTree
 from mrfquant.rounding.problem import LayerProblem
 
+Scales = Annotated[
+    Sequence[float], Check(lambda v: v and all(0 < x < math.inf for x in v), "a list of numbers above 0, as [1.0]")
+]
 Answer = tuple[Tensor, LayerProblem]  # labels (n, rows), and the problem with their scales
 
 SCALE_FACTORS = (0.9, 1.0, 1.15, 1.3)
 JOINT_ROUNDS = 10  # of labels for scales, scales for labels
+NUMBA = find_spec("numba") is not None
 MIN_COMPILED_SIZE = 64  # variables of a row below which torch is as fast: small problems need not wait for numba
 ROWS_PER_THREAD = 16
 MAX_SWEEPS = 1000  # more than any row takes
@@ -25,30 +30,13 @@ MIN_GAIN = 1e-5  # smaller gains, in units of the squared scale times the curvat
 
 
 class LayerSolver(ABC):
-    """Chooses the labels of a layer.
-
-    Args:
-        scales: factors of each row's initial scale; all are tried, and the best of each row is kept. In the end scales
-            are fitted to the labels.
-    """
+    """Chooses the labels of a layer."""
 
     name: str
 
-    def __init__(self, scales: Sequence[float] = SCALE_FACTORS) -> None:
-        if not scales or not all(0 < factor < math.inf for factor in scales):
-            raise BadSetting(f"{type(self).__name__}.scales", scales, "a list of numbers above 0, as [1.0]")
-        self.scales = tuple(scales)
-
-    def solve(self, problem: LayerProblem, start: Answer | None = None) -> Answer:
-        """Find labels and scales of low energy, from another solver's answer if one is given."""
-        if start is not None:
-            return self.solve_scaled(start[1], start[0])
-        # Candidates are further rows of one problem, which is faster than several problems.
-        return best_of_rows(self.solve_scaled(problem.scaled(self.scales), None), len(self.scales))
-
     @abstractmethod
-    def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
-        """Find labels from the problem's scales, and from labels (n, rows) if they are given."""
+    def solve(self, problem: LayerProblem) -> Answer:
+        """Find labels (n, rows) of low energy, and the problem with the scales that suit them."""
 
 
 @configurable
@@ -57,10 +45,7 @@ class RoundNearest(LayerSolver):
 
     name = "nearest"
 
-    def __init__(self) -> None:
-        super().__init__([1.0])
-
-    def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
+    def solve(self, problem: LayerProblem) -> Answer:
         labels = problem.nearest(problem.w)
         return labels, problem.refit_scales(labels)
 
@@ -71,16 +56,22 @@ class RoundGPTQ(LayerSolver):
     remaining real weights compensate for the error.
 
     Args:
+        scales: factors of each row's initial scale; all are tried, and the best of each row is kept. In the end scales
+            are fitted to the labels.
         by_activation: take the inputs with the largest second moment first, instead of in their order.
     """
 
     name = "gptq"
 
-    def __init__(self, scales: Sequence[float] = (1.0,), by_activation: bool = False) -> None:
-        super().__init__(scales)
-        self.by_activation = by_activation
+    def __init__(self, scales: Scales = (1.0,), by_activation: bool = False) -> None:
+        self.scales, self.by_activation = tuple(scales), by_activation
 
-    def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
+    def solve(self, problem: LayerProblem) -> Answer:
+        # Candidates are further rows of one problem, which is faster than several problems.
+        return best_of_rows(self._greedy(problem.scaled(self.scales)), len(self.scales))
+
+    def _greedy(self, problem: LayerProblem) -> Answer:
+        """Find labels from the problem's scales, one variable after the other."""
         order = torch.arange(problem.n, device=problem.w.device)
         if self.by_activation:
             order = problem.a.diagonal().argsort(descending=True)
@@ -100,26 +91,25 @@ class RoundGPTQ(LayerSolver):
 @configurable
 class RoundICM(LayerSolver):
     """Iterated conditional modes: each weight takes its best level given the others, and each row its best scale, until
-    nothing changes; then again after random kicks. By default it starts from gptq's answer by activation.
+    nothing changes; then again after random kicks. It starts from gptq's answer by activation.
 
     Args:
+        scales: of gptq.
         kicks: number of kicks, which move some labels to a neighbour at random; each row keeps its best labels.
         kicked: the fraction of the labels that a kick moves.
     """
 
     name = "icm"
 
-    def __init__(self, scales: Sequence[float] = SCALE_FACTORS, kicks: Whole = 50, kicked: Fraction = 0.005) -> None:
-        super().__init__(scales)
-        self.kicks, self.kicked = kicks, kicked
+    def __init__(self, scales: Scales = SCALE_FACTORS, kicks: Whole = 50, kicked: Fraction = 0.005) -> None:
+        self.scales, self.kicks, self.kicked = tuple(scales), kicks, kicked
 
-    def solve(self, problem: LayerProblem, start: Answer | None = None) -> Answer:
-        return super().solve(problem, start or RoundGPTQ(self.scales, by_activation=True).solve(problem))
+    def solve(self, problem: LayerProblem) -> Answer:
+        return self.improve(*RoundGPTQ(self.scales, by_activation=True).solve(problem))
 
-    def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
-        if start is None:
-            start = RoundGPTQ(by_activation=True).solve_scaled(problem, None)[0]
-        labels, problem = descend(problem, start)
+    def improve(self, labels: Tensor, problem: LayerProblem) -> Answer:
+        """Go on from labels (n, rows) at the problem's scales; the energy never rises."""
+        labels, problem = descend(problem, labels)
         if self.kicks:
             labels, problem = descend(problem, _kick_and_descend(problem, labels, self.kicks, self.kicked))
         return labels, problem
@@ -128,10 +118,10 @@ class RoundICM(LayerSolver):
 @configurable
 class RoundMeanField(LayerSolver):
     """Annealed sequential mean-field: the mean of each variable is that of softmax(-beta E), given the means of the
-    others. It starts from the trained weights, or from an answer's levels, and ends with `icm`; its scales are those of
-    gptq's best answer.
+    others. It starts from the trained weights and ends with `icm`; its scales are those of gptq's best answer.
 
     Args:
+        scales: of gptq.
         sweeps: number of sweeps over all variables.
         hottest: the first inverse temperature, in units of 1 / (mean diagonal of A x squared gap of the levels).
         coldest: the last one; geometric between them.
@@ -141,26 +131,19 @@ class RoundMeanField(LayerSolver):
 
     def __init__(
         self,
-        scales: Sequence[float] = SCALE_FACTORS,
+        scales: Scales = SCALE_FACTORS,
         sweeps: Count = 40,
         hottest: Positive = 2.0,
         coldest: Positive = 300.0,
     ) -> None:
-        super().__init__(scales)
-        self.sweeps, self.hottest, self.coldest = sweeps, hottest, coldest
+        self.scales, self.sweeps, self.hottest, self.coldest = tuple(scales), sweeps, hottest, coldest
 
-    def solve(self, problem: LayerProblem, start: Answer | None = None) -> Answer:
-        if start is not None:
-            return super().solve(problem, start)
-        return self.solve_scaled(RoundGPTQ(self.scales, by_activation=True).solve(problem)[1], None)
-
-    def solve_scaled(self, problem: LayerProblem, start: Tensor | None) -> Answer:
-        means = problem.w.clone() if start is None else problem.values(start)
-        if problem.free is not None:
-            means = torch.where(problem.free, problem.w, means)
+    def solve(self, problem: LayerProblem) -> Answer:
+        _, problem = RoundGPTQ(self.scales, by_activation=True).solve(problem)
+        means = problem.w.clone()
         for beta in self.betas(problem):
             mean_field_sweep(problem, means, beta)
-        return RoundICM().solve_scaled(problem, problem.nearest(means))
+        return RoundICM().improve(problem.nearest(means), problem)
 
     def betas(self, problem: LayerProblem) -> Iterator[Tensor]:
         """Yield the inverse temperatures of the rows, (rows,), of each sweep."""
@@ -183,15 +166,15 @@ class RoundTree(RoundMeanField):
 
     def __init__(
         self,
-        scales: Sequence[float] = SCALE_FACTORS,
+        scales: Scales = SCALE_FACTORS,
         sweeps: Count = 15,
         hottest: Positive = 2.0,
         coldest: Positive = 300.0,
     ) -> None:
         super().__init__(scales, sweeps, hottest, coldest)
 
-    def solve(self, problem: LayerProblem, start: Answer | None = None) -> Answer:
-        one, other = super().solve(problem, start), RoundICM(self.scales).solve(problem, start)
+    def solve(self, problem: LayerProblem) -> Answer:
+        one, other = super().solve(problem), RoundICM(self.scales).solve(problem)
         labels, both = torch.cat([one[0], other[0]], 1), one[1].beside(other[1])
         return best_of_rows(descend(both, labels, SpanningTree.strongest(problem.a)), 2)
 
@@ -236,8 +219,8 @@ def descend(problem: LayerProblem, labels: Tensor, tree: SpanningTree | None = N
 
 def _descend_labels(problem: LayerProblem, labels: Tensor) -> Tensor:
     """Give each variable its best level given the others, one after the other, until none gains anything."""
-    if (compiled := _compiled()) is not None and problem.n >= MIN_COMPILED_SIZE and problem.w.device.type == "cpu":
-        return compiled(problem, labels, 0, 0)
+    if _can_compile(problem):
+        return _descend_compiled(problem, labels)
     labels = labels.clone()
     active = torch.arange(labels.shape[1], device=labels.device)  # rows that may still change
     while len(active):
@@ -253,8 +236,8 @@ def _descend_labels(problem: LayerProblem, labels: Tensor) -> Tensor:
 def _kick_and_descend(problem: LayerProblem, labels: Tensor, kicks: int, share: float) -> Tensor:
     """Repeat `_descend_labels` from the best labels so far, with a fraction of them moved."""
     moves = max(1, round(share * problem.n))
-    if (compiled := _compiled()) is not None and problem.n >= MIN_COMPILED_SIZE and problem.w.device.type == "cpu":
-        return compiled(problem, labels, kicks, moves)
+    if _can_compile(problem):
+        return _descend_compiled(problem, labels, kicks, moves)
     generator = torch.Generator().manual_seed(0)  # the same answer at every call
     rows = torch.arange(labels.shape[1], device=labels.device)
     for _ in range(kicks):
@@ -262,10 +245,7 @@ def _kick_and_descend(problem: LayerProblem, labels: Tensor, kicks: int, share: 
         drawn = torch.randint(problem.n, (moves, len(rows)), generator=generator).to(labels.device)
         steps = 2 * torch.randint(2, (moves, len(rows)), generator=generator).to(labels.device) - 1
         for j, step in zip(drawn, steps, strict=True):
-            moved = (trial[j, rows] + step).clamp(0, len(problem.levels) - 1)
-            if problem.free is not None:
-                moved = torch.where(problem.free[j, rows], moved, trial[j, rows])
-            trial[j, rows] = moved
+            trial[j, rows] = (trial[j, rows] + step).clamp(0, len(problem.levels) - 1)
         trial = _descend_labels(problem, trial)
         better = problem.energy(problem.values(trial)) < problem.energy(problem.values(labels))
         labels = torch.where(better, trial, labels)
@@ -285,26 +265,22 @@ def _descend_once(problem: LayerProblem, values: Tensor) -> None:
     problem.sweep(values, update)
 
 
-@functools.cache
-def _compiled() -> Callable[[LayerProblem, Tensor, int, int], Tensor] | None:
-    """Return both as a compiled loop, None without numba; its kicks differ, being drawn row by row."""
-    try:
-        from mrfquant.kernels.descent import descend_rows
-        from mrfquant.kernels.jit import parallel_ranges
-    except ImportError:
-        return None
+def _can_compile(problem: LayerProblem) -> bool:
+    """Return whether compiled loops are there and worth it."""
+    return NUMBA and problem.n >= MIN_COMPILED_SIZE and problem.w.device.type == "cpu"
 
-    def run(problem: LayerProblem, labels: Tensor, kicks: int, moves: int) -> Tensor:
-        chosen = labels.T.contiguous()
-        fields = ((problem.values(labels) - problem.w).T @ problem.a).contiguous()
-        tensors = (problem.a.contiguous(), fields, chosen, problem.levels, problem.scale.T.contiguous())
-        free = torch.ones_like(chosen[:, :0], dtype=torch.bool) if problem.free is None else problem.free.T.contiguous()
-        arrays = [tensor.numpy() for tensor in (*tensors, free)]
-        loop = functools.partial(descend_rows, *arrays, MIN_GAIN, MAX_SWEEPS, kicks, moves)
-        parallel_ranges(loop, len(chosen), ROWS_PER_THREAD)
-        return chosen.T.contiguous()
 
-    return run
+def _descend_compiled(problem: LayerProblem, labels: Tensor, kicks: int = 0, moves: int = 0) -> Tensor:
+    """Do what both do in compiled loops; kicks are others, since they are drawn row by row."""
+    from mrfquant.kernels.descent import descend_rows
+    from mrfquant.kernels.jit import parallel_ranges
+
+    chosen = labels.T.contiguous()
+    fields = ((problem.values(labels) - problem.w).T @ problem.a).contiguous()
+    tensors = (problem.a.contiguous(), fields, chosen, problem.levels, problem.scale.T.contiguous())
+    loop = functools.partial(descend_rows, *(t.numpy() for t in tensors), MIN_GAIN, MAX_SWEEPS, kicks, moves)
+    parallel_ranges(loop, len(chosen), ROWS_PER_THREAD)
+    return chosen.T.contiguous()
 
 
 def _tree_moves(problem: LayerProblem, labels: Tensor, tree: SpanningTree) -> Tensor:
@@ -319,8 +295,6 @@ def _tree_moves(problem: LayerProblem, labels: Tensor, tree: SpanningTree) -> Te
         fields.index_add_(0, above, strength * errors[below], alpha=-1)
     x = problem.choices() - problem.w
     logits = -(x * fields + diagonal / 2 * x.square())
-    if (barred := problem.barred(labels)) is not None:
-        logits = logits.masked_fill(barred, -torch.inf)
     moved = tree.max_product(logits, x, couplings)
     better = problem.energy(problem.values(moved)) < problem.energy(problem.values(labels))
     return _pair_moves(problem, torch.where(better, moved, labels), tree.edges)
@@ -328,7 +302,6 @@ def _tree_moves(problem: LayerProblem, labels: Tensor, tree: SpanningTree) -> Te
 
 def _pair_moves(problem: LayerProblem, labels: Tensor, edges: list[tuple[int, int]]) -> Tensor:
     """Choose the best labels of both ends of every edge, jointly, given the others; one sweep."""
-    barred = problem.barred(labels)
     labels, values, d = labels.clone(), problem.values(labels), len(problem.levels)
     fields = problem.a @ (values - problem.w)
     for edge in edges:
@@ -338,9 +311,6 @@ def _pair_moves(problem: LayerProblem, labels: Tensor, edges: list[tuple[int, in
         p, q = problem.choices(edge[0]), problem.choices(edge[1])
         first = p * others[0] + among[0, 0] / 2 * p.square()
         second = q * others[1] + among[1, 1] / 2 * q.square()
-        if barred is not None:
-            first = first.masked_fill(barred[:, edge[0]], torch.inf)
-            second = second.masked_fill(barred[:, edge[1]], torch.inf)
         energies = first[:, None] + second + among[0, 1] * p[:, None] * q
         best = energies.flatten(0, 1).argmin(0)
         new = torch.stack([best // d, best % d])

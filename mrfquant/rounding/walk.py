@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
 from mrfquant.labelling import LevelSet
-from mrfquant.rounding.answers import Journal, LayerReport, RoundedWeight
+from mrfquant.rounding.answers import AnyRounded, Journal, LayerReport
 from mrfquant.rounding.layer_statistics import LayerStatistics, NormStatistics
 from mrfquant.rounding.replay import CalibrationStep, Replay
 from mrfquant.rounding.watch import Use, Watch
@@ -24,25 +24,22 @@ class Walk:
     replay: Replay
     weights: Mapping[str, Tensor]
     levels: Mapping[str, LevelSet]
-    solve: Callable[[LayerStatistics], tuple[RoundedWeight, LayerReport]]
+    solve: Callable[[LayerStatistics], tuple[AnyRounded, LayerReport]]
     journal: Journal  # stores results, and returns those of an interrupted call
     report: Callable[[LayerReport], None]
-    float_targets: bool  # layers should give the outputs of the float network
-    norms: dict[str, BatchNorm]  # to recalibrate
     generator: torch.Generator  # draws pixels
     trained: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # what was changed, and copies of it as trained
+
+    def __post_init__(self) -> None:
+        named = self.replay.model.named_modules()
+        norms = {name: module for name, module in named if isinstance(module, BatchNorm)}
+        self.norms = {name: norm for name, norm in norms.items() if norm.running_mean is not None}  # to recalibrate
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Copy a tensor that is about to be changed, and return the copy."""
         copy = tensor.detach().clone(memory_format=torch.preserve_format)
         self.trained.append((tensor, copy))
         return copy
-
-    def restore(self) -> None:
-        """Undo every change."""
-        with torch.no_grad():
-            for tensor, value in self.trained:
-                tensor.copy_(value)
 
     @contextmanager
     def _as_trained(self) -> Iterator[None]:
@@ -56,14 +53,28 @@ class Walk:
             for (tensor, _), data in zip(self.trained, present, strict=True):
                 tensor.data = data
 
-    def run(self) -> dict[str, RoundedWeight]:
-        """Round every weight and return the results by name."""
+    def run(self) -> dict[str, AnyRounded]:
+        """Round every weight and return the results by name; if that fails, leave the network as it was."""
+        modes = {module: module.training for module in self.replay.model.modules()}
+        self.replay.model.eval()
+        try:
+            return self._round()
+        except BaseException:
+            for tensor, value in self.trained:
+                tensor.copy_(value)
+            raise
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+    def _round(self) -> dict[str, AnyRounded]:
+        """Take the steps in the order of their first uses."""
         steps = self.replay.steps(self.weights, self.norms)
         used = {name for step in steps for name in step.names}
         if unused := [name for name in self.weights if name not in used]:
             told = f"no batch reaches {unused[0]} as the weight of a linear layer or a convolution"
             raise BadInput(f"{told}: exclude it, or give batches that use it")
-        answers: dict[str, RoundedWeight] = {}
+        answers: dict[str, AnyRounded] = {}
         pending = dict(self.weights)
         for step in steps:
             if not step.names:
@@ -82,7 +93,7 @@ class Walk:
 
     def _rounded_weights(
         self, step: CalibrationStep, pending: Mapping[str, Tensor]
-    ) -> Iterator[tuple[str, RoundedWeight]]:
+    ) -> Iterator[tuple[str, AnyRounded]]:
         """Yield (name, rounded weight) for each weight of a calibration step."""
         known = {name: self.journal.read(name) for name in step.names}
         statistics = self._collect_statistics(step, pending) if None in known.values() else {}
@@ -101,7 +112,7 @@ class Walk:
         count = len(self.replay.batches)
         found = {name: LayerStatistics(name, self.weights[name], count, self.generator) for name in step.names}
         for float_use, use in self._run_both(step, pending):
-            found[use.name].add(float_use if self.float_targets else None, use)
+            found[use.name].add(float_use, use)
         return found
 
     def _recalibrate(self, step: CalibrationStep, pending: Mapping[str, Tensor]) -> None:

@@ -204,6 +204,8 @@ def _check_types(path: Path, state: State) -> None:
     for name, (kind, expected) in PARTS.items():
         if name in state and (not isinstance(state[name], kind) or isinstance(state[name], bool)):
             raise Damaged(f"the checkpoint {path} is damaged, its {name} is no {expected}")
+        if isinstance(state.get(name), int | float) and not 0 <= state[name] < 2**53:
+            raise Damaged(f"the checkpoint {path} is damaged, its {name} is {state[name]}")
     best = state.get("best")
     if best is not None and best.get("iteration") != state.get("best_iteration"):
         raise Damaged(f"the checkpoint {path} is damaged, it names two best iterations")

@@ -302,12 +302,8 @@ def _git_commit() -> str | None:
     top = Path(__file__).parents[2]
     if not (top / ".git").exists():  # installed, perhaps somewhere in a checkout of something else
         return None
+    describe = ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"]
     try:
-        ask = [["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]]
-        commit, changed = (
-            subprocess.run(c, cwd=top, capture_output=True, text=True, check=True, env={**os.environ}).stdout.strip()
-            for c in ask
-        )
+        return subprocess.run(describe, cwd=top, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit + ("+" if changed else "")

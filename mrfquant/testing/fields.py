@@ -27,11 +27,12 @@ FEW = ["tree-2-constrained", "grid-mixed-attractive", "full-3-repulsive"]
 
 @dataclass(frozen=True)
 class Truth:
-    """Exact log Z, marginals of every variable, and least energy of a field."""
+    """Exact log Z, marginals of every variable and of every factor, and least energy of a field."""
 
     log_z: float
     marginals: Tensor
     optimum: float
+    factor_marginals: list[Tensor]
 
 
 def field(name: str) -> FactorGraph:
@@ -64,7 +65,13 @@ def truth_about(graph: FactorGraph) -> Truth:
     scores = graph.score(labels)
     p = scores.softmax(0)
     rows = [torch.bincount(labels[:, v], p, int(c)).tolist() for v, c in enumerate(graph.cardinalities)]
-    return Truth(scores.logsumexp(0).item(), graph.flat(rows), -scores.max().item())
+    shares = []
+    for group in graph.groups:
+        share = torch.zeros(group.tables.shape, dtype=p.dtype)
+        every = torch.arange(len(group)).expand(len(labels), -1)
+        entries = (*labels[:, group.scopes].unbind(-1), every)
+        shares.append(share.index_put_(entries, p[:, None].expand(every.shape), accumulate=True))
+    return Truth(scores.logsumexp(0).item(), graph.flat(rows), -scores.max().item(), shares)
 
 
 def same(one: FactorGraph, two: FactorGraph) -> bool:

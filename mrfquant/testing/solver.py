@@ -14,6 +14,10 @@ from mrfquant.testing import fields as random_fields
 from mrfquant.testing.contract import Contract, seeded
 from mrfquant.testing.fields import Truth
 
+CONVERGED = 1e-6  # residual at which marginals have to be consistent
+SAMPLES = 2000  # sweeps of a sampler, whose marginals have to be right to 5 / sqrt(SAMPLES)
+SAMPLED = ("tree-2-random", "grid-mixed-random")
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -117,6 +121,32 @@ class FieldSolverContract(Contract):
             tree = answer.name.startswith("tree") and self.exact_on_trees
             if answer.result.direction == "exact" or tree:
                 self._check_exact(answer.name, answer.result, answer.truth)
+
+    def test_factor_marginals_are_those_of_their_factors(self) -> None:
+        """In the order and the shape of the graph's tables; where the solver has converged, they sum to `marginals`."""
+        for answer in self.some():
+            result = self.run(self.make(answer.graph, seed=1), factors=True)
+            assert result.factor_marginals is not None
+            for group, shares in zip(answer.graph.groups, result.factor_marginals, strict=True):
+                told = f"{answer.name}: marginals of factors of shape {tuple(group.tables.shape)}"
+                assert shares.shape == group.tables.shape, f"{told} have the shape {tuple(shares.shape)}"
+                for axis in range(len(group.index)):
+                    others = [a for a in range(len(group.index)) if a != axis]
+                    own = shares.sum(others) if others else shares
+                    off = (own - group.gather(result.marginals, axis)).abs().max().item()
+                    sums = result.direction is None or result.log_z is not None  # not those of max-product
+                    converged = sums and result.trace[-1].residual <= CONVERGED
+                    assert not converged or off <= 1e-3, f"{told} sum to marginals that are off by {off:.2g}"
+            if result.direction == "exact":
+                pairs = zip(answer.truth.factor_marginals, result.factor_marginals, strict=True)
+                off = max((a - b).abs().max().item() for a, b in pairs)
+                assert off <= 1e-6, f"{answer.name}: marginals of factors are off by {off:.2g}"
+
+    def test_samples_are_of_the_distribution(self) -> None:
+        for name in SAMPLED if self.part.samples else ():
+            result = self.make(random_fields.field(name), seed=3).run(SAMPLES, -1.0)
+            off = (result.marginals - random_fields.truth(name).marginals).abs().max().item()
+            assert off <= 5 / math.sqrt(SAMPLES), f"{name}: after {SAMPLES} sweeps marginals are off by {off:.2g}"
 
     def test_no_iteration_is_worse_than_the_one_before(self) -> None:
         for answer in self.answers() if self.monotone else ():

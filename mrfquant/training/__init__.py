@@ -5,7 +5,6 @@ from mrfquant.training.collectors import Collector as Collector
 from mrfquant.training.collectors import Console as Console
 from mrfquant.training.collectors import JsonLines as JsonLines
 from mrfquant.training.evaluation import evaluate as evaluate
-from mrfquant.training.hooks import Decide as Decide
 from mrfquant.training.hooks import Samples as Samples
 from mrfquant.training.trackers import TensorBoard as TensorBoard
 from mrfquant.training.trackers import WandB as WandB

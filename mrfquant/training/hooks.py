@@ -1,15 +1,11 @@
 """Built-in hooks."""
 
-from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.errors import BadInput
-from mrfquant.inference import Inference
 from mrfquant.training.trainer import Hook, Trainer
 
 
@@ -38,32 +34,3 @@ class Samples(Hook):
         model.train(training)
         text = "".join(vocabulary[token] for token in drawn.tolist())
         trainer.say("\n".join(f"    | {line}" for line in text.strip("\n").split("\n")))
-
-
-@configurable
-class Decide(Hook):
-    """Lets something choose all labels at chosen moments; training goes on from them (`Inference.adopt`).
-
-    Args:
-        by: chooses the labels, given the solver and batches of inputs, as @Jointly() does.
-        every: iterations between two such moments; those of the whole run for its end alone.
-        examples: of the training split, whose inputs it gets, without augmentation.
-        batch_size: of them at a time.
-    """
-
-    def __init__(
-        self,
-        by: Callable[[Inference, list[Any]], Sequence[Tensor]],
-        every: Count,
-        examples: Count = 2000,
-        batch_size: Count = 250,
-    ) -> None:
-        self.by, self.every, self.examples, self.batch_size = by, every, examples, batch_size
-
-    def step(self, trainer: Trainer) -> None:
-        inference, inputs = trainer.inference, (x for x, _ in trainer.dataset.ordered("train", self.batch_size))
-        before = [inference.labels(*item) for item in inference.items()]
-        labels = self.by(inference, list(islice(inputs, -(-self.examples // self.batch_size))))
-        inference.adopt(labels)
-        changed = sum(int((old != new).sum()) for old, new in zip(before, labels, strict=True))
-        trainer.say(f"{changed / len(inference.labelling):.2%} of the labels decided otherwise than one by one")

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from mrfquant.compute import choose_device, join_team, noticing_lost_peers
-from mrfquant.config.gin_files import Config, as_bindings, named_part
+from mrfquant.config.gin_files import Config, as_bindings
 from mrfquant.config.settings import configured
 from mrfquant.data import SplitName, data_root
 from mrfquant.errors import BadInput, RunFailed
@@ -30,6 +30,7 @@ Say = Callable[[str], None]
 SPLITS: tuple[tuple[SplitName, str], ...] = (("train", "training"), ("val", "validation"), ("test", "test"))
 
 
+@noticing_lost_peers()
 def launch(
     config: str | os.PathLike[str] | Mapping[str, Any] | None,
     *,
@@ -43,7 +44,7 @@ def launch(
     device: str = "auto",
     data: str | None = None,
     wandb: Literal["online", "offline", "disabled"] | None = None,
-    collectors: Sequence[Collector | str] = (),
+    collectors: Sequence[Collector] = (),
 ) -> RunFolder:
     """Train and evaluate what a configuration describes, in a folder of its own.
 
@@ -58,7 +59,7 @@ def launch(
         device: 'auto', or as torch calls it.
         data: the data root.
         wandb: the mode of Weights & Biases.
-        collectors: get the run's figures, too; one that gin knows may be given by its name.
+        collectors: get the run's figures, too, beside those of Experiment.collectors.
 
     Returns:
         The folder of the finished run; its `summary()` has the results.
@@ -119,8 +120,7 @@ def launch(
                 _restore(console.say, trainer, folder)
             listeners: list[Collector] = []
             if team.leads:
-                chosen = [named_part(c, Collector)() if isinstance(c, str) else c for c in collectors]
-                chosen += experiment.collectors
+                chosen = [*collectors, *experiment.collectors]
                 mode = wandb or default_mode()
                 if mode != "disabled" and not any(isinstance(c, WandB) for c in chosen):
                     chosen.append(WandB(mode))
@@ -142,14 +142,14 @@ def launch(
             raise RunFailed(f"cannot write {error.filename or folder.path}: {error.strerror}") from None
 
 
+@noticing_lost_peers()
 def _train(
     trainer: Trainer, experiment: Experiment, folder: RunFolder, collectors: Sequence[Collector], stop: StopRequest
 ) -> None:
     """Run the loop, write the summary; the collectors hear of the end, whatever it is."""
     summary = None
     try:
-        with noticing_lost_peers():
-            result = trainer.run(folder.checkpoints, collectors, stop)
+        result = trainer.run(folder.checkpoints, collectors, stop)
         summary = {**experiment.identity(), "iterations": trainer.iterations, **result}
         speed = trainer.iterations / max(trainer.seconds, 1e-9)
         summary |= {"seconds": trainer.seconds, "steps_per_second": speed}
@@ -167,7 +167,7 @@ def _introduce(say: Say, experiment: Experiment, trainer: Trainer, folder: RunFo
         say(f"STAND-IN DATA of the shape of {who['dataset']}: shows that the config works, its figures mean nothing")
     bits = "" if who["bits"] == 32 else f"{who['bits']}-bit "
     processes = f"{experiment.team.world_size} x " if experiment.team.world_size > 1 else ""
-    where = f"{processes}{experiment.device.type}"
+    where = f"{processes}{experiment.device.type}{' in bfloat16' if trainer.low else ''}"
     say(f"{who['method']}  {bits}{who['model']} on {who['dataset']}, seed {who['seed']}, on {where}")
     say(f"{who['parameters']:,} parameters, {who['labelled']:,} of them quantized; {trainer.iterations:,} iterations")
     sizes = (f"{data.size(split):,} {word}" for split, word in SPLITS)

@@ -66,8 +66,8 @@ class Trainer:
         eval_interval: evaluate on validation and save a checkpoint every so many iterations.
         log_interval: record the mean training loss every so many iterations (the loop's only other sync).
         learning_rate: factor on the optimizer's learning rate, a function of the iteration.
-        precision: of forward, backward and validation, tests are in float32; 'auto' is bfloat16 autocast on CUDA and
-            float32 elsewhere.
+        precision: of forward, backward and validation, tests are in float32; 'auto' is bfloat16 autocast where the
+            device has instructions for it, float32 elsewhere.
         compile: run the network through torch.compile.
         per_layer: record the entropy of every labelled parameter at each evaluation, too.
         clip: the largest norm that the gradient of all parameters may have; None leaves it as it is.
@@ -86,7 +86,7 @@ class Trainer:
         eval_interval: Count = 500,
         log_interval: Count = 100,
         learning_rate: Schedule | None = None,
-        precision: Literal["auto", "float32", "bfloat16"] = "auto",
+        precision: Literal["float32", "bfloat16", "auto"] = "float32",
         compile: bool = False,
         per_layer: bool = False,
         clip: Positive | None = None,
@@ -106,7 +106,7 @@ class Trainer:
         self.device = dataset.device
         self.batch_size, self.seed = batch_size, seed
         self.batches = dataset.stream(batch_size, seed, self.team.rank, self.team.world_size)
-        self.low = precision == "bfloat16" or (precision == "auto" and self.device.type == "cuda")
+        self.low = precision == "bfloat16" or (precision == "auto" and computes_bfloat16(self.device))
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.low)
         self.forward: Callable[..., Tensor] = torch.compile(model) if compile else model
 
@@ -258,7 +258,7 @@ class Trainer:
             if metric.better(found[metric.name], None if self.best is None else self.best[f"val_{metric.name}"]):
                 self.best = {"iteration": self.iteration, f"val_{metric.name}": found[metric.name]}
                 self._best_state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-                scale = self.inference.labelling.scale
+                scale = self.inference.labelling.scale_of_runs
                 self._best_scale = None if scale is None else scale.clone()
             for hook in self.hooks:
                 figures |= hook.evaluated(self) or {}

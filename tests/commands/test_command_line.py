@@ -87,7 +87,7 @@ def test_every_argument_says_what_it_is_and_shared_flags_say_it_alike(name):
     for action in parser(name)._actions:
         assert action.help, action.dest
         for flag in action.option_strings:
-            if flag in SHARED and not (name == "compare" and flag == "--png"):  # a folder there
+            if flag in SHARED:
                 assert action.metavar == SHARED[flag].get("metavar"), flag
                 assert action.help == SHARED[flag].get("help", action.help), flag
 

@@ -1,4 +1,4 @@
-"""pack, eval and inspect as they are typed, and the reader that the format's description shows."""
+"""pack and eval as they are typed, and the reader that the format's description shows."""
 
 import json
 import re
@@ -12,7 +12,6 @@ import torch
 
 import mrfquant
 from mrfquant.commands import eval as evaluation
-from mrfquant.commands import inspect_labels as inspect
 from mrfquant.commands import pack, run
 from mrfquant.labelling import Labelling
 from mrfquant.packing import PackedNetwork
@@ -92,24 +91,24 @@ def test_a_network_is_written_as_onnx_too(activations, runs, tmp_path, capsys, m
     assert capsys.readouterr().out.startswith(f"{int(expected[3].argmax())}  ")
 
 
-def test_inspect_counts_labels(runs, tmp_path, capsys):
-    file, png = tmp_path / "model.safetensors", tmp_path / "labels.png"
+def test_labels_are_counted_by_layer(runs, tmp_path, capsys):
+    file, shares = tmp_path / "model.safetensors", tmp_path / "shares.json"
     assert pack.main([str(runs / "binary"), "-o", str(file)]) == 0
     capsys.readouterr()
-    assert inspect.main([str(file), "--png", str(png)]) == 0
+    assert evaluation.main([str(file), "--layers", "--json", str(shares)]) == 0
     from_file = capsys.readouterr().out.splitlines()
-    assert inspect.main([str(runs / "binary")]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == from_file[1:-1]
-    assert png.read_bytes().startswith(b"\x89PNG")
+    assert evaluation.main([str(runs / "binary"), "--layers"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == from_file[1:]
     weights = mrfquant.load(file).state_dict()["layers.1.weight"]
     share = 100 * (weights > 0).double().mean().item()
     (line,) = [line for line in from_file if line.startswith("layers.1.weight")]
     assert f"{100 - share:.1f} {share:.1f}" in line
+    assert 100 * json.loads(shares.read_text())["layers.1.weight"][1] == pytest.approx(share)
     assert "300x784" in line
 
 
-def test_inspect_counts_the_bytes_of_scales(runs, capsys):
-    assert inspect.main([str(runs / "ternary")]) == 0
+def test_the_bytes_of_scales_are_counted_by_layer(runs, capsys):
+    assert evaluation.main([str(runs / "ternary"), "--layers"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("layers.1.weight")]
     assert "-1 0 1 x scale of 100" in line
     assert line.endswith(f" {300 * 784 // 4 + 4 * 300 * 8:,}")  # 784 inputs are seven runs of 100 and one of 84
@@ -175,11 +174,10 @@ def test_bad_input_is_one_sentence_and_status_2(runs, tmp_path, capsys):
         (pack.main, [str(tmp_path), *out], "is not a run"),
         (pack.main, [str(runs / "binary"), *out, "--base3"], "--base3 is for three levels"),
         (pack.main, [str(runs / "binary"), *out, "--activations", "int8"], "give --onnx FILE, too"),
-        (evaluation.main, [str(junk), "--packed", "--activations", "int8"], "choose one"),
         (evaluation.main, [str(junk), "--device", "meta"], "not a whole safetensors file"),
         (evaluation.main, [str(junk)], "not a whole safetensors file"),
         (evaluation.main, [str(tmp_path / "none")], "is not there"),
-        (inspect.main, [str(junk)], "not a whole safetensors file"),
+        (evaluation.main, [str(junk), "--layers"], "not a whole safetensors file"),
     ):
         assert main(arguments) == 2, arguments
         err = capsys.readouterr().err

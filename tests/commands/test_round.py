@@ -1,16 +1,22 @@
 """mrfquant round on the embedded digits: from a float run to a rounded one that packs, and bad input."""
 
 import json
+import math
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from mrfquant.commands import pack, round, run
+from mrfquant.commands import eval as evaluate
+from mrfquant.commands import export_field, pack, round, run
 from mrfquant.errors import BadInput
 from mrfquant.labelling import LevelSet
 from mrfquant.models import LeNet5
+from mrfquant.mrf import Toulbar2, toulbar2, uai
+from mrfquant.mrf.from_layer import quadratic_field
+from mrfquant.packing import load
+from mrfquant.packing.chains import PackedChains
 from mrfquant.rounding import Rounding
 
 HALF = ["--set", "LeNet5.width = 0.5"]
@@ -55,6 +61,26 @@ def test_a_run_is_rounded_tested_and_packed(float_run, tmp_path, capsys):
     assert "layers.0.bias, float" in capsys.readouterr().out
 
 
+def test_paths_through_a_trellis_are_packed_and_read_back(float_run, tmp_path, capsys):
+    out, file = tmp_path / "rounded", tmp_path / "model.safetensors"
+    assert round.main(["--run", str(float_run), "--bits", "2", "--trellis", "8", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "layers.12.weight" in printed
+    found = summary(out)
+    assert found["test_top1"] > found["float_test_top1"] - 10
+    state = torch.load(out / "checkpoints" / "best-00000000.pt", weights_only=True)["model"]
+    assert pack.main([str(out), "-o", str(file)]) == 0
+    packed = load(file).packed_network
+    assert isinstance(packed.parameters["layers.9.weight"], PackedChains)
+    assert evaluate.main([str(file)]) == 0
+    assert f"{found['test_top1']:.2f} %" in capsys.readouterr().out
+    assert evaluate.main([str(file), "--layers"]) == 0
+    assert "trellis of 2 bits, memory 8" in capsys.readouterr().out
+    assert evaluate.main([str(out)]) == 2
+    assert "is rounded to a trellis: pack it, and evaluate the file" in capsys.readouterr().err
+    assert all(torch.equal(values, state[name]) for name, values in packed.state_dict().items())
+
+
 def test_weights_from_a_file_and_a_layer_left_out(float_run, tmp_path, capsys):
     state = torch.load(next((float_run / "checkpoints").glob("best-*.pt")), weights_only=True)["model"]
     torch.save(state, tmp_path / "weights.pt")
@@ -63,12 +89,17 @@ def test_weights_from_a_file_and_a_layer_left_out(float_run, tmp_path, capsys):
     for suffix in ("pt", "safetensors"):
         out = tmp_path / suffix
         words = ["--weights", tmp_path / f"weights.{suffix}", "--gin", "gin/ref_lenet5_digits.gin", *HALF]
-        words += ["--solver", "icm", "--exclude", "layers.0.*", "--start", "nearest", "--out", out]
+        words += ["--solver", "icm", "--exclude", "layers.0.*", "--out", out]
         assert round.main([str(word) for word in words]) == 0
         tops.append(summary(out)["test_top1"])
         best = torch.load(out / "checkpoints" / "best-00000000.pt", weights_only=True)["model"]
         assert torch.equal(best["layers.0.weight"], state["layers.0.weight"])
     assert tops[0] == tops[1]
+
+
+def test_a_memory_that_is_too_short_is_refused(float_run, tmp_path, capsys):
+    words = ["--run", float_run, "--bits", "2", "--trellis", "2", "--out", tmp_path / "no"]
+    refused(words, capsys, "Trellis.memory = 2, expected a whole number from 3 (more than its 2 bits a weight) to 16")
 
 
 def test_groups_and_other_bits_by_name(float_run, tmp_path, capsys):
@@ -83,6 +114,37 @@ def test_groups_and_other_bits_by_name(float_run, tmp_path, capsys):
     assert pack.main([str(out), "-o", str(tmp_path / "model.safetensors")]) == 0
 
 
+def test_rows_of_layers_are_written_as_fields_and_binary_problems(float_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(export_field, "SECONDS", 0.3)
+    words = ["--run", str(float_run), "--solver", "gptq", "--bits", "1", "--out", str(tmp_path / "out")]
+    assert round.main([*words, "--export-field", str(tmp_path / "fields" / "lenet.uai"), "--rows", "2"]) == 0
+    files = sorted((tmp_path / "fields").glob("*.uai"))
+    assert [file.name for file in files[:2]] == ["lenet-layer1-row0.uai", "lenet-layer1-row1.uai"]
+    field, told = uai.read_model(files[0]), json.loads(files[0].with_suffix(".json").read_text())
+    labels = torch.tensor(uai.read_map(f"{files[0]}.MAP"))
+    assert field.energy(labels).item() == pytest.approx(told["energy"], rel=1e-9)
+    assert told["bound"] <= told["energy"]
+    first, *lines = files[0].with_suffix(".qubo").read_text().split("\n")[:-1]
+    energy = float(first.split()[1])
+    for i, j, coefficient in (line.split() for line in lines):
+        energy += float(coefficient) * int(labels[int(i)]) * int(labels[int(j)])
+    assert energy == pytest.approx(told["energy"], rel=1e-9)
+    if toulbar2.available():
+        result = Toulbar2(field).run(1, seconds=20)
+        assert result.energy >= told["energy"] - 1e-9
+        assert result.optimal <= math.isclose(result.energy, told["energy"], rel_tol=1e-9)
+
+
+def test_a_quadratic_field_has_the_energy_of_its_layer():
+    random = torch.Generator().manual_seed(0)
+    inputs, w = torch.randn(50, 4, generator=random).double(), torch.randn(4, generator=random).double()
+    moments, choices = inputs.T @ inputs / 50, torch.randn(3, 4, generator=random).double()
+    field = quadratic_field(moments, w, choices)
+    for labels in torch.cartesian_prod(*[torch.arange(3)] * 4):
+        error = inputs @ (choices[labels, torch.arange(4)] - w)
+        assert field.energy(labels).item() == pytest.approx(0.5 * error.square().mean().item())
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -92,7 +154,6 @@ def test_groups_and_other_bits_by_name(float_run, tmp_path, capsys):
         (["--run", "RUN", "--exclude", "*"], "leave no parameter to label"),
         (["--run", "RUN", "--bits", "0"], "uniform.bits = 0"),
         (["--run", "RUN", "--bits", "9"], "uniform.bits = 9, expected a whole number from 1 to 8"),
-        (["--run", "RUN", "--solver", "gptq", "--start", "tree"], "gptq takes every weight anew"),
         (["--run", "RUN", "--set", "Rounding.damping = 2.0"], "Rounding.damping = 2.0, expected a number between 0"),
         (["--run", "RUN", "--set", "Rounding.images = 1"], "Rounding.images = 1, expected a whole number above 1"),
         (["--run", "RUN", "--set", "RoundTree.sweeps = 3"], "nothing in this run reads it"),

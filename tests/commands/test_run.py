@@ -12,7 +12,8 @@ from urllib.error import URLError
 import pytest
 import torch
 
-from mrfquant.commands import pack, posterior
+from mrfquant.commands import eval as evaluation
+from mrfquant.commands import pack
 from mrfquant.commands.run import main
 from mrfquant.data.torchvision_import import import_torchvision
 from mrfquant.errors import BadInput
@@ -94,7 +95,7 @@ def test_a_run_writes_everything_it_promises(run, tmp_path):
     assert [r["iteration"] for r in records] == [10, 20, 30, 40, 50, 60]
     assert [r["iteration"] for r in records if "val_top1" in r] == [20, 40, 60]
     assert "Experiment.seed = 3" in (folder / "config.gin").read_text()
-    assert "Trainer.precision = 'auto'" in (folder / "operative.gin").read_text()
+    assert "Trainer.precision = 'float32'" in (folder / "operative.gin").read_text()
     session = json.loads((folder / "env.json").read_text())["sessions"][0]
     assert session["packages"]["torch"] == torch.__version__
     assert f"test top-1   {summary['test_top1']:.2f} %" in out
@@ -421,7 +422,7 @@ def test_a_checkpoint_of_wrong_types_ends_in_a_sentence(kind, run, tmp_path, cap
         else:
             words = ["--gin", REF, "--set", "LeNet300.width = 0.02", *SHORT, "--out", tmp_path / f"{number}-on"]
             statuses.add(run(*words, "--set", "Trainer.iterations = 1", "--weights", copy)[0])
-            statuses |= {pack.main([str(copy), "-o", str(copy / "m")]), posterior.main([str(copy), "--samples", "1"])}
+            statuses |= {pack.main([str(copy), "-o", str(copy / "m")]), evaluation.main([str(copy)])}
             capsys.readouterr()
     assert statuses == {0, 2}
 

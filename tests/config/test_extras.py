@@ -10,10 +10,8 @@ from mrfquant.errors import BadInput
 
 WORDS = {
     ("sweep", "--gin", "pmf_lenet300_digits", "--space", "pmf.space", "--trials", "1"): ("sweep", "optuna", "sweep"),
-    ("compare", "RUN", "--png", "figures"): ("--png", "matplotlib", "reports"),
-    ("inspect", "RUN", "--png", "labels.png"): ("--png", "matplotlib", "reports"),
-    ("bench", "scaling", "--png", "scaling.png"): ("--png", "matplotlib", "reports"),
-    ("denoise",): ("denoise", "matplotlib", "reports"),
+    ("compare", "RUN", "--figures", "figures"): ("--figures", "matplotlib", "reports"),
+    ("bench", "steps", "--png", "steps.png"): ("--png", "matplotlib", "reports"),
     ("pack", "RUN", "-o", "model.safetensors", "--onnx", "model.onnx"): ("--onnx", "onnxscript", "onnx"),
 }
 

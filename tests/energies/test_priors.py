@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from mrfquant.energies import CodeLength, FirstOrderTaylor, LabelPrior, SumOf, TargetHistogram
+from mrfquant.energies import CodeLength, FirstOrderTaylor, LabelPrior, SumOf
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.families import Independent
 from mrfquant.families.distribution import PairOfLabels
@@ -57,27 +57,17 @@ def test_costs_may_be_a_list_in_the_order_of_the_levels(d):
     assert torch.equal(*found)
 
 
-def code_length(shares, m):
-    return -m * (shares * shares.log2()).sum()
-
-
-def divergence(shares, m):
-    return m * (shares * (shares / torch.arange(1.0, len(shares) + 1).mul(1 / len(shares)).softmax(0)).log2()).sum()
-
-
 @pytest.mark.parametrize("d", LEVELS)
-@pytest.mark.parametrize("kind", ["code", "histogram"])
-def test_costs_of_shares_are_the_derivative_by_autograd_and_the_value_is_in_bits(d, kind):
+def test_costs_of_shares_are_the_derivative_by_autograd_and_the_value_is_in_bits(d):
     labelling = labelled(d, bias=False)
     (block,) = labelling.blocks
     p = distribution(block)
     leaf = p.probabilities().clone().requires_grad_()
-    m, function = block.m, code_length if kind == "code" else divergence
-    shares = (leaf.sum(1) + 0.5) / (m + d / 2)  # half a weight of every label
-    truth = function(shares, m + d / 2)
+    m = block.m + d / 2  # half a weight of every label
+    shares = (leaf.sum(1) + 0.5) / m
+    truth = -m * (shares * shares.log2()).sum()
     (derivative,) = torch.autograd.grad(truth, leaf)
-    target = torch.arange(1.0, d + 1).mul(1 / d).softmax(0).tolist()
-    energy = begun(CodeLength() if kind == "code" else TargetHistogram(target), labelling, p)
+    energy = begun(CodeLength(), labelling, p)
     gradient = energy.gradient(p).of_labels(block)
     derivative = derivative - derivative.mean(0)
     torch.testing.assert_close(gradient - gradient.mean(0), derivative, rtol=1e-6, atol=1e-6)
@@ -155,7 +145,6 @@ def test_looking_at_energies_does_not_begin_a_step_twice():
         (lambda: LabelPrior([1.0, 2.0]), "2 costs for 3 levels"),
         (lambda: LabelPrior({0: 1.0}, which=["nothing*"]), "fits no labelled parameter"),
         (lambda: LabelPrior({0: 1.0}, which="weight"), "LabelPrior.which"),
-        (lambda: TargetHistogram([1, 2]), "2 shares for 3 levels"),
     ],
 )
 def test_what_does_not_fit_the_labelling_is_refused(prior, message):
@@ -173,5 +162,3 @@ def test_a_solver_without_a_distribution_is_refused():
 def test_numbers_that_make_no_sense_are_refused():
     with pytest.raises(BadSetting, match="finite"):
         LabelPrior([math.inf, 0.0])
-    with pytest.raises(BadSetting, match="above 0"):
-        TargetHistogram([0.0, 1.0])

@@ -7,6 +7,7 @@ import torch
 from mrfquant.energies import FirstOrderTaylor
 from mrfquant.families import Independent, family_of
 from mrfquant.labelling import Block, LevelSet
+from mrfquant.labelling.scales import RunScales
 from mrfquant.projections import Hardmax, Softmax, Sparsemax
 
 M = 30
@@ -24,7 +25,8 @@ every_block = pytest.mark.parametrize(
 
 def block(levels, scale):
     w, g = torch.randn(2, M, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return Block(LevelSet(levels), 0, w, g, torch.linspace(0.3, 2.0, M, dtype=torch.float64) if scale else None)
+    runs = RunScales(torch.linspace(0.3, 2.0, M, dtype=torch.float64), torch.arange(1, M + 1), 0, M)
+    return Block(LevelSet(levels), 0, w, g, runs if scale else None)
 
 
 def distribution(of, seed):

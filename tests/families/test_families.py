@@ -12,6 +12,7 @@ from mrfquant.families import Independent, LineFamily, PairFamily, PlanesFamily,
 from mrfquant.families.base import INIT_LABEL_FLOOR
 from mrfquant.families.distribution import PairOfLabels
 from mrfquant.labelling import Block, LevelSet
+from mrfquant.labelling.scales import RunScales
 from mrfquant.projections import Hardmax, Softmax, Sparsemax
 
 RANDOM = np.random.default_rng(0)
@@ -25,7 +26,7 @@ CASES = [(form, levels) for form, sets in FAMILIES.items() for levels in sets]
 def block(levels, m, scale=False, dtype=torch.float64, sizes=()):
     """A block in the middle of a longer vector, as in a labelling."""
     w, g = torch.full((m + 7,), 99.0, dtype=dtype), torch.zeros(m + 7, dtype=dtype)
-    scales = torch.linspace(0.3, 2.0, m, dtype=dtype) if scale else None
+    scales = RunScales(torch.linspace(0.3, 2.0, m, dtype=dtype), torch.arange(4, m + 4), 3, m) if scale else None
     return Block(LevelSet(levels), 3, w[3 : m + 3], g[3 : m + 3], scales, parameter_sizes=sizes)
 
 

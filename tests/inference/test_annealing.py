@@ -10,10 +10,10 @@ import torch
 
 import mrfquant as mq
 from mrfquant.errors import BadSetting
-from mrfquant.schedules import CosineTo, Geometric, GeometricTo, LinearTo
+from mrfquant.schedules import Geometric, GeometricTo, LinearTo
 
 BUDGET = 400
-TO = [GeometricTo, LinearTo, CosineTo]
+TO = [GeometricTo, LinearTo]
 
 
 @pytest.mark.parametrize("rho", [1.01, 1.2, 3.0, 1.0, 0.9])
@@ -74,16 +74,6 @@ def test_linear_grows_by_equal_amounts_geometric_by_equal_factors():
     geometric = [GeometricTo(start=1.0, end=256.0)(k, 8) for k in range(9)]
     assert geometric == pytest.approx([1, 2, 4, 8, 16, 32, 64, 128, 256])
     assert [GeometricTo(256.0, power=3.0)(k, 2) for k in range(3)] == [1, 2, 256]
-
-
-def test_cosine_is_symmetric_about_its_middle_and_flat_at_both_ends():
-    schedule = CosineTo(start=2.0, end=10.0)
-    values = [schedule(k, 100) for k in range(101)]
-    assert values[50] == pytest.approx(6.0)
-    assert [a + b for a, b in zip(values, reversed(values), strict=True)] == pytest.approx([12.0] * 101)
-    # d/dk of a half cosine: pi / 2 times the mean slope in the middle, none at the ends.
-    assert values[51] - values[49] == pytest.approx(2 * 0.08 * math.pi / 2, rel=1e-3)
-    assert values[1] - values[0] < 0.03 * 0.08
 
 
 @pytest.mark.parametrize("kind", TO)

@@ -13,12 +13,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import mrfquant as mq
 from mrfquant.data.batches import epoch_generator
 from mrfquant.data.images import Images, Split
+from mrfquant.families import choice, graph
 from mrfquant.labelling.flat import FlatParameters
 from mrfquant.training import Trainer
 from mrfquant.training.hooks import Samples
@@ -89,11 +91,11 @@ def sgd(tensors):
     return torch.optim.SGD(tensors, lr=0.01, momentum=0.9)
 
 
-def built(solver, settings):
+def built(solver, settings, optimizer=sgd):
     """A network and its solver after a step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
-    inference = solver(mq.Labelling(model, **settings), sgd)
+    inference = solver(mq.Labelling(model, **settings), optimizer)
     inference.prepare(1000)
     model(torch.randn(4, 12)).square().mean().backward()
     inference.step()
@@ -123,6 +125,23 @@ def test_an_iteration_of_the_trainer_does_so_too(solver, settings):
     with OffDevice() as off:
         trainer._step()
     assert off.calls == []
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD], ids=["Adam", "SGD"])
+@pytest.mark.parametrize("case", ["PMF, 2 levels", "PMF, 4 levels on planes"])
+def test_a_step_as_a_graph_asks_for_no_value(case, optimizer, monkeypatch):
+    solver, settings = STEPS[case]
+    counter = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(graph, "COMPILER", counter)
+    monkeypatch.setattr(choice, "GRAPH_DEVICES", {"meta"})
+    recipe = functools.partial(optimizer, lr=0.01, fused=True)
+    inference = on_meta(built(solver, settings, recipe)[1])
+    for state in inference.driver.state.values():
+        assert all(tensor.is_meta for tensor in state.values() if tensor is not None)
+    for _ in range(3):
+        inference.labelling.model(torch.randn(4, 12, device="meta")).square().mean().backward()
+        inference.step()
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("case", ["PMF, 2 levels", "PMF, 4 levels", "PMF, 4 levels on planes"])

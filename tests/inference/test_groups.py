@@ -196,8 +196,6 @@ def test_the_proximal_step_of_a_group_has_its_rate():
 RECIPES = {
     "one optimizer": ADAMW,
     "by shape": mq.ByShape(SGD, ADAMW),
-    "lookahead": mq.Lookahead(ADAMW, every=2),
-    "lookahead by shape": mq.Lookahead(mq.ByShape(SGD, ADAMW), every=3),
 }
 
 
@@ -372,28 +370,6 @@ def test_an_experiment_hands_on_what_a_recipe_says_about_itself(tmp_path):
     assert experiment.identity()["method"] == "PEER"
     assert (300, 784) in peer.shapes  # matrices of rows
     assert (300,) in peer.shapes
-
-
-# --- averages over time
-
-
-def test_lookahead_is_its_closed_form():
-    x = torch.tensor([1.0, -2.0], dtype=torch.float64)
-    x.grad = torch.tensor([1.0, 3.0], dtype=torch.float64)
-    optimizer = mq.Lookahead(functools.partial(torch.optim.SGD, lr=0.1), every=4, share=0.25)([x])
-    start, step = x.clone(), 0.1 * x.grad
-    for taken in range(1, 11):
-        optimizer.step()
-        # Four steps count as one, those since the last average in full.
-        torch.testing.assert_close(x, start - step * (taken // 4 + taken % 4))
-
-
-def test_a_lookahead_that_goes_all_the_way_is_none():
-    model, averaged = make(recipe=mq.Lookahead(ADAMW, every=2, share=1.0), learn_scale=True)
-    other, plain = make(recipe=ADAMW, learn_scale=True)
-    train(model, averaged)
-    train(other, plain)
-    assert_same(model, other)
 
 
 @needs_muon

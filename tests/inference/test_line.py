@@ -9,8 +9,10 @@ from torch import nn
 from mrfquant.energies import Energy, FirstOrderTaylor, PairwiseEnergy
 from mrfquant.families import Gradient, Independent, LineFamily
 from mrfquant.inference import MeanField, MirrorDescent, ProximalICM, ProximalMeanField, SparsemaxPGD
+from mrfquant.inference.report import _packed, _unpacked
 from mrfquant.labelling import Labelling
-from mrfquant.projections import Softmax
+from mrfquant.projections import Line, Softmax, Sparsemax
+from mrfquant.projections.base import START_POINTS, START_TOLERANCE
 from mrfquant.schedules import Constant
 
 LEVELS = {"ternary": [-1, 0, 1], "uneven": [-2, -1, 1, 2], "around 1": [0, 0.5, 1, 1.5, 2]}
@@ -167,3 +169,23 @@ def test_sampling_and_diagnostics_go_over_chunks(monkeypatch):
     assert sum(made.layer_entropy().values()) > 0
     with made.sampled(torch.Generator().manual_seed(0)):
         assert sorted(block.w.unique().tolist()) == [-1, 0, 1]
+
+
+@pytest.mark.parametrize("projection", [Softmax(), Sparsemax()])
+@pytest.mark.parametrize("levels", [(-1, 0, 1), (-2, -1, 1, 2), (0, 1, 5)])
+def test_many_starts_by_a_table_are_those_of_few_by_bisection(levels, projection):
+    line = Line(torch.tensor(levels, dtype=torch.float64), 1.0)
+    t = torch.rand(3 * START_POINTS, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 1.98 - 0.99
+    means = projection.mean(projection.mean_start(t, line, 1.0), line, 1.0)
+    assert (means - t).abs().max() <= START_TOLERANCE
+    few = torch.cat([projection.mean_start(part, line, 1.0) for part in t.split(START_POINTS)])
+    torch.testing.assert_close(projection.mean(few, line, 1.0), means, atol=START_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("d", [2, 3, 4, 5, 16, 17, 256])
+@pytest.mark.parametrize("m", [0, 1, 7, 8, 33])
+def test_labels_are_kept_in_few_bits_and_come_back(d, m):
+    labels = torch.randint(d, (m,), dtype=torch.uint8)
+    packed = _packed(labels, d)
+    assert torch.equal(_unpacked(packed, d, m), labels)
+    assert len(packed) == math.ceil(m / {2: 8, 3: 4, 4: 4, 5: 2, 16: 2}.get(d, 1))

@@ -4,13 +4,16 @@ Counts instead of seconds: they are the same on every machine, and show a loop o
 """
 
 import functools
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from mrfquant.benchmarks.operations import Operations
 from mrfquant.data.images import Images, Split
 from mrfquant.inference import (
     BinaryConnect,
@@ -57,6 +60,49 @@ BUDGETS = {
     "REF": (Reference, {}, 4, 0),
 }
 CASES = pytest.mark.parametrize(("solver", "settings", "calls", "words"), BUDGETS.values(), ids=BUDGETS.keys())
+
+SYNCS = ("_local_scalar_dense", "item", "nonzero", "equal", "is_nonzero")
+
+
+class Operations(TorchDispatchMode):
+    """Count, within the block, calls of operators, new memory and waits for the device; views are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self.allocated = self.syncs = 0
+
+    @property
+    def total(self) -> int:
+        """All calls."""
+        return self.calls.total()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        inputs = [t for t in tree_leaves((args, kwargs or {})) if isinstance(t, Tensor)]
+        result = function(*args, **(kwargs or {}))
+        outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+        library, _, name = function._schema.name.partition("::")
+        known = {t.untyped_storage().data_ptr() for t in inputs}
+        fresh = [t for t in outputs if t.untyped_storage().data_ptr() not in known]
+        written = _written(function._schema, args, kwargs or {})
+        if library == "profiler" or (outputs and not fresh and not written):
+            return result  # a mark, or a view
+        self.calls[name] += 1
+        self.syncs += name in SYNCS or (name == "_to_copy" and _crosses(inputs, outputs))
+        self.allocated += sum(t.nbytes for t in fresh)
+        return result
+
+
+def _written(schema: Any, args: tuple, kwargs: dict) -> list[Tensor]:
+    """Return the tensors among the arguments that the operator writes to."""
+    given = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | kwargs
+    places = [given.get(a.name) for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+    return [t for t in tree_leaves(places) if isinstance(t, Tensor)]
+
+
+def _crosses(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
+    """Return whether something came to the host from another device."""
+    return any(t.device.type != "cpu" for t in inputs) and any(t.device == torch.device("cpu") for t in outputs)
 
 
 def network(layers, width=12):
@@ -177,3 +223,14 @@ def test_a_sync_is_noticed():
 def test_a_copy_is_noticed():
     plain, copying = (counted(solver, TWO, network(3))[0] for solver in (ProximalMeanField, CopyingPMF))
     assert copying.allocated - plain.allocated == 4 * 3 * (12 * 12 + 12)
+
+
+def test_operations_are_counted():
+    a, b = torch.zeros(100), torch.zeros(100)
+    with Operations() as counted:
+        c = a + b
+        c.view(10, 10)[0].mul_(2)
+        c.sum().item()
+    assert counted.calls == {"add": 1, "mul_": 1, "sum": 1, "_local_scalar_dense": 1}
+    assert counted.allocated == 4 * (100 + 1)
+    assert counted.syncs == 1

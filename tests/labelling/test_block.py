@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mrfquant.labelling import Block, LevelSet
+from mrfquant.labelling.scales import RunScales
 
 RANDOM = np.random.default_rng(0)
 PAIRS = [(-1, 1), (0, 1), (-2, 2), (-0.3, 1.1), (3, 4), *(tuple(RANDOM.normal(size=2)) for _ in range(3))]
@@ -14,7 +15,7 @@ MORE = [(-1, 0, 1), (-2, -1, 1, 2), (0, 1, 4), *(tuple(RANDOM.normal(size=d)) fo
 def block(levels, m, scale=False, dtype=torch.float64, sizes=()):
     """A block in the middle of a longer vector, as in a labelling."""
     w, g = torch.full((m + 7,), 99.0, dtype=dtype), torch.zeros(m + 7, dtype=dtype)
-    scales = torch.linspace(0.3, 2.0, m, dtype=dtype) if scale else None
+    scales = RunScales(torch.linspace(0.3, 2.0, m, dtype=dtype), torch.arange(4, m + 4), 3, m) if scale else None
     return Block(LevelSet(levels), 3, w[3 : m + 3], g[3 : m + 3], scales, parameter_sizes=sizes)
 
 

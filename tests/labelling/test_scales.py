@@ -8,6 +8,7 @@ from mrfquant.errors import BadInput, BadSetting
 from mrfquant.inference import ProximalMeanField
 from mrfquant.inference.learned_scales import LearnedScales
 from mrfquant.labelling import Labelling
+from mrfquant.labelling.scales import RunScales
 
 
 class Net(nn.Module):
@@ -85,11 +86,11 @@ def test_averages_and_spreads_of_a_block_are_those_of_its_parameters(model, shar
     whole = scales.average(x)
     parts = [scales.average(x[b.start : b.start + b.m], b.start) for b in labelling.blocks]
     assert torch.equal(torch.cat(parts), whole)
-    scales.spread(whole)
-    expected = labelling.scale.clone()
-    scales.each.zero_()
+    scales.set(whole)
+    expected = labelling.scale
+    scales.weights.values.zero_()
     for block, part in zip(labelling.blocks, parts, strict=True):
-        scales.spread(part, block.start)
+        scales.set(part, block.start)
     assert torch.equal(labelling.scale, expected)
     torch.testing.assert_close(scales.average(labelling.scale), whole)
 
@@ -143,3 +144,24 @@ def test_groups_train_and_are_restored(learn):
     torch.testing.assert_close(second.labelling.labelled.w, whole.labelling.labelled.w, rtol=1e-5, atol=1e-6)
     with second.rounded():
         second.labelling.check_on_levels(model.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # by compiled loops, by torch
+@pytest.mark.parametrize("length", [1, 64, 1000, 70_000])
+def test_runs_multiply_and_divide_the_weights_of_any_part_as_repeated_scales_do(dtype, length):
+    lengths = torch.randint(length, length + 3, (140_000 // length + 1,), generator=torch.Generator().manual_seed(0))
+    values = torch.linspace(0.3, 2.0, len(lengths), dtype=dtype)
+    each, ends = values.repeat_interleave(lengths), lengths.cumsum(0)
+    for start, stop in [(0, len(each)), (5, 50_003), (40_000, 90_000), (7, 7)]:
+        scales = RunScales(values, ends, 0, len(each)).narrow(start, stop)
+        x = torch.randn(stop - start, dtype=dtype)
+        assert torch.equal(scales.each(), each[start:stop])
+        assert torch.equal(scales.multiply(x.clone()), x * each[start:stop])
+        assert torch.equal(scales.divide(x.clone()), x / each[start:stop])
+
+
+def test_scales_take_memory_for_runs_only():
+    labelling = Labelling(nn.Linear(512, 512), [-1, 1], scale="channel")
+    scales = labelling.scales.weights
+    assert scales.values.numel() == scales.ends.numel() == 512 + 1
+    assert all(block.scales.values is scales.values for block in labelling.blocks)

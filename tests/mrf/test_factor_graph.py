@@ -5,13 +5,14 @@ import math
 import re
 
 import networkx as nx
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrfquant.errors import BadInput
-from mrfquant.mrf import Contradiction, FactorGraph, ising, potts
+from mrfquant.mrf import Contradiction, Enumeration, FactorGraph, ising, potts, solve
 
 
 def random_graph(seed, hard=False):
@@ -39,15 +40,12 @@ def random_u(graph, seed):
 
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_score_is_the_sum_of_the_factors_and_splits_by_arity(seed, hard):
+def test_score_is_the_sum_of_the_factors(seed, hard):
     graph, factors = random_graph(seed, hard)
     every = labellings(graph)
     scores = graph.score(every)
     for x, score in zip(every.tolist(), scores.tolist(), strict=True):
         assert score == pytest.approx(sum(table[tuple(x[v] for v in scope)].item() for scope, table in factors))
-    split = graph.energy_split(every)
-    assert torch.allclose(sum(split.values()), graph.energy(every))
-    assert torch.allclose(split["unary"], -sum(t[every[:, s[0]]] for s, t in factors if len(s) == 1))
     assert graph.num_factors == 9
     assert sorted(s for s, _ in graph.factors()) == sorted(s for s, _ in factors if s)
 
@@ -153,3 +151,23 @@ def test_bad_input_is_one_sentence(build, message):
 def test_contradictions_are_told_apart():
     with pytest.raises(Contradiction):
         FactorGraph([2], [([0], [-math.inf, -math.inf])])
+
+
+def test_evidence_is_a_label_or_likelihoods_and_names_its_variable_as_the_graph_does():
+    graph = ising(nx.grid_2d_graph(2, 2), field=[0.1, -0.3, 0.5, 0.2], coupling=0.4)
+    by_number = solve(graph, Enumeration, {1: 0})
+    for evidence in ({np.int64(1): np.int64(0)}, {(0, 1): torch.tensor(0)}, {torch.tensor(1): 0}):
+        assert torch.equal(solve(graph, Enumeration, evidence).marginals, by_number.marginals)
+    likelihood = [0.2, 0.6]
+    p = torch.tensor([solve(graph, Enumeration, {1: x}).log_z for x in range(2)]).exp() * torch.tensor(likelihood)
+    soft = solve(graph, Enumeration, {(0, 1): likelihood})
+    assert graph.per_variable(soft.marginals)[1] == pytest.approx((p / p.sum()).tolist())
+    assert soft.log_z == pytest.approx(p.sum().log().item())
+    assert graph.per_variable(solve(graph, Enumeration, {1: [0.0, 2.0]}).marginals)[1] == [0, 1]
+    for evidence, message in (
+        ({(5, 5): 0}, r"evidence on \(5, 5\): no variable has this name"),
+        ({1: [0.1, 0.2, 0.3]}, "expected 2 numbers"),
+        ({1: [-1.0, 2.0]}, "of at least 0"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            solve(graph, Enumeration, evidence)

@@ -17,8 +17,10 @@ from mrfquant.mrf import (
     Gibbs,
     JunctionTree,
     SequentialMeanField,
+    TreeReweighted,
     ising,
     log_partition,
+    pseudo_likelihood,
     solve,
     with_evidence,
 )
@@ -65,6 +67,42 @@ def test_the_gradient_of_log_z_is_that_of_finite_differences(solver):
         return log_partition(small(list(given))[0], solver, tolerance=1e-13)
 
     assert torch.autograd.gradcheck(value, parameters, eps=1e-5, atol=1e-5)
+
+
+def test_tree_reweighted_gives_each_factor_its_own_gradient():
+    """Also with scopes that are not sorted, and with two factors of one pair."""
+    scopes = [(2, 0), (0, 1), (1, 2), (1, 0), (0,), (2,)]
+    random = torch.Generator().manual_seed(1)
+    cards = [2, 3, 2]
+    tables = [torch.randn([cards[v] for v in s], generator=random, dtype=torch.float64) for s in scopes]
+
+    def value(*given):
+        groups = [(torch.tensor([s]), t[..., None]) for s, t in zip(scopes, given, strict=True)]
+        return log_partition(FactorGraph(cards, groups=groups), TreeReweighted, tolerance=1e-12)
+
+    assert torch.autograd.gradcheck(value, [t.requires_grad_() for t in tables], eps=1e-5, atol=1e-5)
+
+
+def test_second_derivatives_of_log_z_are_refused():
+    field = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(BadInput, match="first derivatives only"):
+        torch.autograd.grad(log_partition(ising(nx.path_graph(4), field)), field, create_graph=True)
+
+
+def test_a_solver_that_has_not_converged_is_told_of():
+    graph = ising(nx.complete_graph(5), 0.3, 0.5)
+    with pytest.warns(UserWarning, match="BeliefPropagation stopped after 1 iterations"):
+        log_partition(graph, BeliefPropagation, iterations=1)
+
+
+def test_a_constant_factor_can_be_learned():
+    constant = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    groups = [(torch.zeros(1, 0, dtype=torch.int64), constant[None]), (torch.tensor([[0]]), torch.zeros(2, 1))]
+    graph = FactorGraph([2], groups=groups)
+    log_z, score = log_partition(graph), graph.score(torch.tensor([[0], [1]]))
+    assert log_z.item() == pytest.approx(0.7 + math.log(2))
+    assert torch.autograd.grad(log_z, constant)[0] == 1
+    assert torch.autograd.grad(score.sum(), constant)[0] == 2
 
 
 def test_couplings_are_learned_by_maximum_likelihood():
@@ -127,3 +165,46 @@ def test_many_observations_at_once_are_those_one_by_one():
             assert row == pytest.approx(expected, abs=1e-9)
     with pytest.raises(BadInput, match="evidence 1 gives variable 9 the label 0"):
         with_evidence(graph, [{}, {9: 0}])
+
+
+def test_pseudo_likelihood_is_that_of_conditionals_and_finds_the_truth():
+    graph, _ = small()
+    data = torch.tensor([[0, 2, 0, 1], [1, 0, 0, 0]])
+    expected = 0.0
+    for x in data.tolist():
+        for v, c in enumerate(graph.cardinalities.tolist()):
+            others = torch.tensor([[*x[:v], label, *x[v + 1 :]] for label in range(c)])
+            expected += graph.score(others).log_softmax(0)[x[v]].item() / 2
+    assert pseudo_likelihood(graph, data).item() == pytest.approx(expected)
+
+    grid = nx.grid_2d_graph(3, 3)
+    drawn = JunctionTree(ising(grid, 0.2, 0.4)).sample(3000, seed=1)
+    learned = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([learned], max_iter=20, line_search_fn="strong_wolfe")
+
+    def loss():
+        optimizer.zero_grad()
+        value = -pseudo_likelihood(ising(grid, learned[0], learned[1]), drawn)
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    assert learned.tolist() == pytest.approx([0.2, 0.4], abs=0.05)
+
+
+def test_messages_are_read_set_and_taken_along_to_other_evidence():
+    graph = ising(nx.grid_2d_graph(3, 3), torch.linspace(-1, 1, 9), 0.3)
+    solver = BeliefPropagation(graph)
+    solver.run(200, 1e-12)
+    other = BeliefPropagation(graph, seed=7)
+    other.messages = solver.messages
+    assert other.step() < 1e-11
+    assert torch.allclose(other.marginals(), solver.marginals())
+    with pytest.raises(BadInput, match="messages of shapes"):
+        other.messages = [[torch.zeros(2, 3)]]
+    solver.observe({4: 1, 0: [0.3, 0.9]})
+    again = solver.run(200, 1e-12)
+    fresh = solve(graph, BeliefPropagation, {4: 1, 0: [0.3, 0.9]}, 500, 1e-12)
+    assert torch.allclose(again.marginals, fresh.marginals, atol=1e-9)
+    solver.observe({})
+    assert torch.allclose(solver.run(200, 1e-12).marginals, other.marginals(), atol=1e-9)

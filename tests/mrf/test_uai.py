@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrfquant.errors import BadInput
-from mrfquant.mrf.factor_graph import Contradiction, FactorGraph
+from mrfquant.mrf import Contradiction, FactorGraph
 from mrfquant.mrf.uai import (
     read_evidence,
     read_map,

@@ -13,7 +13,7 @@ from mrfquant.errors import BadInput
 from mrfquant.models import LeNet5
 from mrfquant.packing.bits import pack
 from mrfquant.packing.integers import Codes, IntegerWeight, integer_levels
-from mrfquant.packing.networks import pack_weights
+from mrfquant.packing.networks import pack_model
 from mrfquant.packing.onnx_export import to_onnx
 from mrfquant.packing.parameter import PackedParameter
 from mrfquant.packing.runtime import RuntimeNetwork, check_same
@@ -203,7 +203,8 @@ def test_networks_are_loaded_with_eight_bits(tmp_path):
         name: packed[name].scale.view(-1, *[1] * (len(packed[name].shape) - 1)).expand(packed[name].shape)
         for name in names
     }
-    pack_weights(model, dict.fromkeys(names, BINARY), scales).write(tmp_path / "m")
+    labels = {name: {"levels": BINARY, "scale": scales[name], "group_size": None} for name in names}
+    pack_model(model, labels).write(tmp_path / "m")
     loaded = mq.load(tmp_path / "m", network()[0], activations="int8", calibration=[x for (x,), _ in images()])
     assert loaded.packed_network.name == "Sequential"
     ((x,), _) = images(1, 64)[0]

@@ -124,13 +124,6 @@ def test_dark_and_light_differ(opened, report):
     assert opened.js(ground) != light
 
 
-def test_curves_that_coincide_share_the_line_while_both_are_shown(opened):
-    dash = f"document.querySelector(\"{curves(0, 3)} path\").getAttribute('stroke-dasharray')"
-    assert opened.js(dash) == "9 9"  # one of two betas that are equal
-    opened.click(".legend button[data-group='2']")
-    assert opened.js(dash) is None
-
-
 def test_runs_that_recorded_nothing_make_a_page(browser, make_run, told, tmp_path):
     run = read_run(make_run("new", None, records=[]), told.append)
     (tmp_path / "empty.html").write_text(page(group_runs([run]), DEFAULT_BY))

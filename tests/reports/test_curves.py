@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mrfquant.reports.curves import DARK, LIGHT, POINTS, curve, dashes, style
+from mrfquant.reports.curves import DARK, LIGHT, POINTS, curve, style
 from mrfquant.reports.runs import read_run
 
 
@@ -51,12 +51,3 @@ def test_long_runs_are_thinned_and_keep_their_ends(curve_of):
 def test_groups_beyond_the_colours_differ_in_their_dash():
     assert len({style(number) for number in range(4 * len(LIGHT))}) == 4 * len(LIGHT)
     assert len(LIGHT) == len(DARK)
-
-
-def test_curves_that_coincide_take_turns_along_the_line(curve_of):
-    same = curve_of({10: 1.0, 20: 2.0})
-    inked = []
-    for (stroke, gap), offset in dashes([(0, False, same), (1, False, same), (2, False, same)]):
-        inked.append({x for x in range(15) if (x + offset) % (stroke + gap) < stroke})
-    assert set.union(*inked) == set(range(15))
-    assert sum(map(len, inked)) == 15

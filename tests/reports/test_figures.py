@@ -32,7 +32,8 @@ def test_every_metric_has_its_figure_with_the_curve_of_every_group(groups, tmp_p
         assert image.shape[0] > 400
         assert image.shape[1] > 800
         assert pixels(image, LIGHT[0]) > 500, path
-        assert pixels(image, LIGHT[1]) > 500, path
+        hidden = path.name != "validation.png"  # elsewhere the curves are equal: the best is on top
+        assert pixels(image, LIGHT[1]) > (50 if hidden else 500), path
         assert pixels(image, LIGHT[2]) == 0, path
 
 
@@ -47,7 +48,7 @@ def test_beta_and_loss_are_logarithmic_and_names_are_no_formulas(groups):
         axes = draw(panel, panel_curves(panel, groups), [group.label for group in groups]).axes[0]
         scales[panel.metric] = axes.get_yscale()
         texts[panel.metric] = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert scales == {"val_top1": "function", "loss": "log", "beta": "log", "entropy": "linear", "flips": "log"}
+    assert scales == {"val_top1": "log", "loss": "log", "beta": "log", "entropy": "linear", "flips": "log"}
     assert texts["loss"] == ["PMF", "$BC_{$"]
     assert texts["val_top1"] == ["PMF", "$BC_{$", "thin: relaxed, before rounding"]
 
@@ -55,9 +56,9 @@ def test_beta_and_loss_are_logarithmic_and_names_are_no_formulas(groups):
 @pytest.mark.parametrize(
     ("lowest", "highest", "ticks"),
     [
-        (9.0, 91.9, [20, 40, 60, 70, 75, 80, 85, 88, 90, 92]),
+        (9.0, 91.9, [0, 50, 80, 90]),
         (60.0, 98.2, [80, 90, 95, 98]),
-        (79.0, 92.5, [80, 85, 88, 90, 92]),
+        (79.0, 92.5, [80, 84, 88, 92]),
         (97.1, 97.9, [97.25, 97.5, 97.75]),
     ],
 )
@@ -66,8 +67,8 @@ def test_accuracies_have_ticks_enough_to_read_them(make_run, told, lowest, highe
     groups = group_runs([read_run(make_run("run", records=records), told.append)])
     (panel, *_) = panels_of(groups)
     axes = draw(panel, panel_curves(panel, groups), [group.label for group in groups]).axes[0]
-    low, high = axes.get_ylim()
-    assert [float(tick) for tick in axes.get_yticks() if low <= tick <= high] == pytest.approx(ticks)
+    high, low = axes.get_ylim()  # of errors: accuracy rises upwards
+    assert sorted(100 - tick for tick in axes.get_yticks() if low <= tick <= high) == pytest.approx(ticks)
 
 
 def test_metrics_of_zeros_and_of_full_marks_are_drawn(make_run, told, tmp_path):

@@ -5,7 +5,7 @@ import statistics
 import pytest
 
 from mrfquant.errors import BadInput
-from mrfquant.reports.groups import check_groups, differing_settings, group_runs, split_settings
+from mrfquant.reports.groups import check_groups, differing_settings, group_runs
 from mrfquant.reports.runs import read_run
 
 
@@ -107,20 +107,6 @@ def test_a_run_without_settings_makes_no_difference(groups):
     (group,) = groups({}, {"seed": 1})
     group.runs[0].settings.clear()
     assert differing_settings(group.runs) == []
-
-
-def test_settings_of_a_part_that_only_some_use_are_kept_together(groups):
-    first, second = groups({"top1": 99.0}, {"method": "REF"})
-    for name in ("Geometric.rho", "%width"):
-        del second.runs[0].settings[name]
-    second.runs[0].settings["Reference.clip"] = "True"
-    names, extras = split_settings([first, second])
-    assert names == ["Experiment.inference"]
-    assert {(e.part, tuple(e.settings.items()), e.users) for e in extras} == {
-        ("", (("%width", "1.0"),), (1,)),
-        ("Geometric", (("rho", "1.2"),), (1,)),
-        ("Reference", (("clip", "True"),), (2,)),
-    }
 
 
 def test_a_group_that_mixes_settings_or_repeats_seeds_is_told(groups, told):

@@ -129,9 +129,9 @@ def test_a_layer_used_several_times_is_rounded_for_all_its_uses():
             return self.layer(x), self.layer(torch.tanh(x) + 1)
 
     class Look(RoundNearest):
-        def solve_scaled(self, problem, start):
+        def solve(self, problem):
             self.a = problem.a
-            return super().solve_scaled(problem, start)
+            return super().solve(problem)
 
     x, look = torch.randn(30, 4), Look()
     quiet(Again(), [x], solver=look, damping=1e-9)
@@ -180,9 +180,9 @@ def test_attention_to_something_else_has_three_kinds_of_inputs():
     class Look(RoundGPTQ):
         found = []
 
-        def solve_scaled(self, problem, start):
+        def solve(self, problem):
             self.found.append(problem.a)
-            return super().solve_scaled(problem, start)
+            return super().solve(problem)
 
     torch.manual_seed(0)
     model, x, look = Cross(), torch.randn(40, 3, 8), Look()
@@ -220,14 +220,13 @@ class Stops(LayerSolver):
     name = "stops"
 
     def __init__(self, error):
-        super().__init__([1.0])
         self.error, self.calls = error, 0
 
-    def solve_scaled(self, problem, start):
+    def solve(self, problem):
         self.calls += 1
         if self.calls == 3:
             raise self.error
-        return RoundNearest().solve_scaled(problem, start)
+        return RoundNearest().solve(problem)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
@@ -262,7 +261,7 @@ def test_the_answer_depends_on_the_seed_and_not_on_the_global_one():
     for state, seed in ((1, 0), (2, 0), (1, 5)):
         torch.manual_seed(state)
         state_before = torch.get_rng_state()
-        answers.append(quiet(copy.deepcopy(model), [x], seed=seed).scales["conv.weight"])
+        answers.append(quiet(copy.deepcopy(model), [x], seed=seed).answers["conv.weight"].scale)
         assert torch.equal(torch.get_rng_state(), state_before)
     assert torch.equal(answers[0], answers[1])
     assert not torch.equal(answers[0], answers[2])
@@ -326,11 +325,11 @@ class Counting(RoundNearest):
 
     solved = 0
 
-    def solve_scaled(self, problem, start):
+    def solve(self, problem):
         Counting.solved += 1
         if Counting.solved == 3:
             raise KeyboardInterrupt
-        return super().solve_scaled(problem, start)
+        return super().solve(problem)
 
 
 @pytest.mark.parametrize("settings", [{}, {"group_size": 4, "zero_point": True}])

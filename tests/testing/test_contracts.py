@@ -18,7 +18,6 @@ from mrfquant.energies import (
     LabelPrior,
     PairwiseEnergy,
     SumOf,
-    TargetHistogram,
 )
 from mrfquant.errors import BadInput
 from mrfquant.inference import (
@@ -38,6 +37,7 @@ from mrfquant.labelling import Labelling
 from mrfquant.mrf import (
     ICM,
     AlphaExpansion,
+    Annealing,
     BeliefPropagation,
     BranchAndBound,
     DualAscent,
@@ -50,7 +50,9 @@ from mrfquant.mrf import (
     Portfolio,
     Relaxation,
     SequentialMeanField,
+    Toulbar2,
     TreeReweighted,
+    toulbar2,
 )
 from mrfquant.mrf.energy import FactorGraphEnergy
 from mrfquant.projections import Hardmax, Projection, Softmax, Sparsemax
@@ -210,21 +212,6 @@ class TestCodeLength(EnergyContract):
     settings = {"interval": 1}
 
 
-class TestTargetHistogram(EnergyContract):
-    part = TargetHistogram
-    settings = {"interval": 1}
-
-    def make(self, labelling, **settings):
-        """For the block that has the parameter "matrix", of two level sets it is the first."""
-        d = labelling.block_of("matrix").d
-        which = ["matrix"] if len(labelling.blocks) > 1 else "everything"
-        return TargetHistogram(**{"target": range(1, d + 1), "which": which, **self.settings, **settings})
-
-    def started(self, levels):
-        """Of two level sets, the other one has no target."""
-        return (found for found in super().started(levels) if len(found[1].blocks) == 1)
-
-
 class TestFactorGraphEnergy(EnergyContract):
     part = FactorGraphEnergy
     gin_name = None  # it is built around a graph, by Relaxation
@@ -378,6 +365,22 @@ class TestBranchAndBound(FieldSolverContract):
     monotone = True
 
 
+class TestAnnealing(FieldSolverContract):
+    part = Annealing
+    fields = THIRD
+    exact_on_trees = True
+    monotone = True
+
+
+@pytest.mark.skipif(not toulbar2.available(), reason="needs pytoulbar2")
+class TestToulbar2(FieldSolverContract):
+    part = Toulbar2
+    fields = THIRD
+    iterations = 1
+    exact_on_trees = True
+    monotone = True
+
+
 class TestPortfolio(FieldSolverContract):
     part = Portfolio
     fields = THIRD
@@ -422,6 +425,7 @@ BASES = {
 @pytest.mark.parametrize("base", BASES)
 def test_no_part_is_left_out(base):
     contracts = [c for c in globals().values() if inspect.isclass(c) and hasattr(c, "part")]
-    found = [part for part in vars(BASES[base]).values() if inspect.isclass(part) and issubclass(part, base)]
+    named = [getattr(BASES[base], name) for name in dir(BASES[base])]  # a package may import its names when asked for
+    found = [part for part in named if inspect.isclass(part) and issubclass(part, base)]
     parts = {part.__name__ for part in found if not inspect.isabstract(part) and part.__init__ is not base.__init__}
     assert parts - {"LatentInference"} <= {c.part.__name__ for c in contracts}

@@ -16,7 +16,7 @@ from mrfquant.labelling import Labelling
 from mrfquant.metric import LOSS, TOP1
 from mrfquant.models import GPT, LeNet300
 from mrfquant.objectives import CrossEntropy, NextToken, Regression
-from mrfquant.schedules import CosineDecay, CosineTo, GeometricTo, LinearTo
+from mrfquant.schedules import CosineDecay, GeometricTo, LinearTo
 from mrfquant.storage.checkpoints import Checkpoints
 from mrfquant.training import Collector, Interrupted, Trainer, evaluate
 
@@ -50,7 +50,7 @@ SOLVERS = {
     "pmf, priors": (with_priors, [-1, 0, 1]),
     "pmf, 3 levels": (functools.partial(ProximalMeanField, beta=GeometricTo(end=50.0)), [-1, 0, 1]),
     "pmf, 2 levels": (functools.partial(ProximalMeanField, beta=LinearTo(end=50.0)), [-1, 1]),
-    "pgd, 4 levels": (functools.partial(SparsemaxPGD, beta=CosineTo(end=50.0)), [-2, -1, 1, 2]),
+    "pgd, 4 levels": (functools.partial(SparsemaxPGD, beta=LinearTo(end=50.0)), [-2, -1, 1, 2]),
     "md, 3 levels": (functools.partial(MirrorDescent, beta=GeometricTo(end=50.0)), [-1, 0, 1]),
     "ref": (Reference, None),
 }
@@ -200,7 +200,7 @@ def test_the_best_model_has_the_scales_of_its_time(kept, tmp_path):
     scales, validation = [], trainer._validation
 
     def worse_and_worse(share, others=True):
-        scales.append(trainer.inference.labelling.scale.clone())
+        scales.append(trainer.inference.labelling.scale_of_runs.clone())
         return [figures | {"top1": -float(trainer.iteration)} for figures in validation(share, others)]
 
     trainer._validation = worse_and_worse
@@ -254,3 +254,10 @@ def test_of_a_large_split_the_relaxed_figure_is_the_rounded_one_plus_the_differe
     found = trainer._validate()
     assert found["val_top1"] == pytest.approx(all_rounded)
     assert found["relaxed_val_top1"] == pytest.approx(all_rounded + relaxed - rounded)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_auto_is_bfloat16_where_the_device_has_instructions_for_it(fast, monkeypatch):
+    monkeypatch.setattr(mrfquant.training.trainer, "computes_bfloat16", lambda device: fast)
+    assert make(Reference, None, precision="auto")[0].low is fast
+    assert not make(Reference, None)[0].low

@@ -1,0 +1,37 @@
+"""Numbers that runs of values share, in one pass over these; needs numba."""
+
+import numpy as np
+
+from mrfquant.kernels.jit import jit
+
+
+@jit(error_model="numpy")
+def scale_runs(x, numbers, ends, offset, inverse, start, stop):
+    """Multiply x, or divide it, from `start` to `stop` by the number of the run that each value is in.
+
+    Args:
+        numbers: of the runs.
+        ends: of the runs, increasing, counted from `offset` places before x.
+    """
+    run = np.searchsorted(ends, offset + start, side="right")
+    while start < stop:
+        last, number = min(stop, ends[run] - offset), numbers[run]
+        if inverse:
+            for j in range(start, last):
+                x[j] = x[j] / number
+        else:
+            for j in range(start, last):
+                x[j] = x[j] * number
+        start, run = last, run + 1
+
+
+@jit()
+def write_runs(numbers, ends, place, run, out):
+    """Write the numbers of the values from `place` on, which is in this run, to `out`; return the last one's run."""
+    first = 0
+    while True:
+        last = min(len(out), ends[run] - place)
+        out[first:last] = numbers[run]
+        if last == len(out):
+            return run
+        first, run = last, run + 1
