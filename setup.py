@@ -28,13 +28,13 @@ EXTRAS = {
     "tensorboard": ["tensorboard"],  # run --collector TensorBoard
     "exact": ["pytoulbar2>=1.4"],  # proofs for fields: infer --task map
     "fast": ["numba"],  # loops over memory on the CPU
-    "language": ["transformers", "accelerate", "gguf"],  # docs/examples/round_lm.py
+    "language": ["transformers", "accelerate", "gguf"],  # language models: round --model
 }
 ALL = [package for name, extra in EXTRAS.items() if name != "language" for package in extra]  # that one is large
 # What developing needs: to check the code, and what results are compared with.
 TOOLS = ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "setuptools"]
 DOCS = ["mkdocs<2", "mkdocs-material", "mkdocstrings[python]", "mkdocs-jupyter", "nbclient", "ipykernel"]
-TRUTHS = ["scikit-learn", "torchmetrics>=1.0", "lightning", "accelerate"]
+TRUTHS = ["scikit-learn", "torchmetrics>=1.0", "lightning", *EXTRAS["language"]]
 PEERS = ["psycopg[binary]"]  # tests that compare with them are left out where they are missing
 
 setup(

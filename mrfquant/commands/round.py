@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from mrfquant.storage.run_folder import RunFolder
     from mrfquant.training.experiment import Experiment
 
+LANGUAGE = ("text", "to", "test", "windows")
+
 
 def parser() -> Parser:
     """Return the command's arguments."""
@@ -34,11 +36,13 @@ def parser() -> Parser:
             "--run RUN --bits 2 --trellis 10",
             "--run RUN --bits 1 --solver mean_field --set 'RoundMeanField.sweeps = 400'",
             "--weights lenet5.safetensors --gin gin/ref_lenet5_mnist.gin --exclude layers.0.weight",
+            "--model FOLDER --text calibration.txt --to q2_0 --out small",
         ],
     )
     what = p.add_mutually_exclusive_group(required=True)
     what.add_argument("--run", metavar="RUN", type=Path, help="the folder of a finished float run")
     what.add_argument("--weights", metavar="FILE", type=Path, help="a state dict (.pt or .safetensors); needs --gin")
+    what.add_argument("--model", metavar="FOLDER", type=Path, help="a language model: of transformers, or a .gguf file")
     p.add_argument("--gin", metavar="FILE", help="the configuration that --weights belong to")
     p.add_argument("--bits", metavar="N", type=int, default=2, help="2^N even levels, scaled by row (default: 2)")
     p.add_argument("--trellis", metavar="M", type=int, help="take paths through a trellis of that memory, as 10")
@@ -62,6 +66,11 @@ def parser() -> Parser:
     )
     p.add_argument("--rows", metavar="N", type=int, default=8, help="rows of a layer to write (default: 8)")
     p.add_argument("--out", metavar="DIR", type=Path, help="the run's folder (default: a new one under runs/)")
+    language = p.add_argument_group("of a language model (docs/language_models.md)")
+    language.add_argument("--text", metavar="FILE", type=Path, help="a text to calibrate with")
+    language.add_argument("--to", metavar="TYPE", help="the type of file: q2_0, q1_0, tq2_0 or q4_0 for llama.cpp")
+    language.add_argument("--test", metavar="FILE", type=Path, help="measure perplexity on it (default: on the text)")
+    language.add_argument("--windows", metavar="N", type=int, nargs=2, help="pieces of 512 tokens of both (16 16)")
     return p
 
 
@@ -209,10 +218,45 @@ def _scales(group_size: int | None) -> list[str]:
     return ["Labelling.scale = 'group'", *both]
 
 
+def _checked(p: Parser, arguments: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments if they are those of a language model."""
+    if missing := [name for name in ("text", "to", "out") if getattr(arguments, name) is None]:
+        p.error(f"--model needs --{missing[0]}")
+    others = {"gin", "bits", "trellis", "group_size", "override", "set", "imports", "device", "data", "export_field"}
+    if given := [name for name in sorted(others) if getattr(arguments, name) != p.get_default(name)]:
+        p.error(f"--{given[0].replace('_', '-')} does not go with --model: --to says what weights can be")
+    return arguments
+
+
+def _run_language_model(arguments: argparse.Namespace) -> int:
+    """Round a language model and write it for another program."""
+    from mrfquant.language import round_language_model
+
+    calibration, test = arguments.windows or (16, 16)
+    print(
+        round_language_model(
+            arguments.model,
+            arguments.text,
+            arguments.out,
+            arguments.to,
+            arguments.solver,
+            arguments.exclude,
+            calibration,
+            test=arguments.test,
+            test_windows=test,
+        )
+    )
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point."""
     p = parser()
     arguments = p.parse_args(argv)
+    if arguments.model:
+        return run_command(_run_language_model, _checked(p, arguments))
+    if given := [name for name in LANGUAGE if getattr(arguments, name) is not None]:
+        p.error(f"--{given[0]} belongs to a language model: give --model FOLDER")
     if arguments.weights and not arguments.gin:
         p.error("--weights needs --gin FILE, the configuration of the network that they belong to")
     if arguments.run and arguments.gin:

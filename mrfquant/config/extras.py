@@ -13,6 +13,7 @@ EXTRAS = {
     "reports": ("matplotlib",),
     "onnx": ("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
     "tensorboard": ("tensorboard",),
+    "language": ("transformers", "accelerate", "gguf"),
 }
 
 

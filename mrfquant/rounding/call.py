@@ -65,7 +65,7 @@ def round_network(
         The network with a report, ready to be saved.
     """
     notes: list[str] = []
-    levels = _choose_levels(model, bits, exclude, dict(overrides or {}), notes.append)
+    levels = choose_levels(model, bits, exclude, overrides, notes.append)
     done = itertools.count(1)
 
     def report(layer: LayerReport) -> None:
@@ -87,17 +87,23 @@ def plain_call(model: nn.Module, batch: Any) -> Any:
     return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
 
-def _choose_levels(
-    model: nn.Module, bits: Levels, exclude: Sequence[str], overrides: dict[str, Levels], tell: Callable[[str], None]
+def choose_levels(
+    model: nn.Module,
+    bits: Levels,
+    exclude: Sequence[str] = (),
+    overrides: Mapping[str, Levels] | None = None,
+    tell: Callable[[str], None] = print,
+    among: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, LevelSet]:
-    """Return the levels of each weight to round; `tell` which are skipped or shared."""
+    """Return the levels of each weight to round `among` those of these names; `tell` which are skipped or shared."""
+    overrides = overrides or {}
     if isinstance(exclude, str):
         raise BadInput(f"exclude = {exclude!r}, expected a list of patterns, as [{exclude!r}]")
     names: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(p), []).append(name)
     reasons = left_out(model, ROUNDABLE)
-    chosen = {name for name, reason in reasons.items() if not reason or reason.startswith(TIED)}
+    chosen = {name for name, why in reasons.items() if among(name) and (not why or why.startswith(TIED))}
     sets = {}
     unused = {*exclude, *overrides}
     for first, *others in names.values():

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,8 @@ class Rounding:
             convolutions always have one scale.
         zero_point: add a fitted number to the scaled levels of a row or group.
         bound: also compute a lower bound on each layer's energy, which takes longer than rounding.
+        scale_type: the type in which a file keeps scales and zero points, 'float32', 'float16' or 'bfloat16': they only
+            take its values, and labels are chosen for those.
     """
 
     def __init__(
@@ -64,10 +66,12 @@ class Rounding:
         group_size: Count | None = None,
         zero_point: bool = False,
         bound: bool = False,
+        scale_type: Literal["float32", "float16", "bfloat16"] = "float32",
     ) -> None:
         self.solver = SOLVERS[solver]() if isinstance(solver, str) else solver
         self.images, self.batch_size, self.damping, self.seed = images, batch_size, damping, seed
         self.group_size, self.zero_point, self.bound = group_size, zero_point, bound
+        self.scale_type = scale_type
 
     def batches(self, dataset: Dataset) -> Iterator[Tensor]:
         """Yield the first inputs of the training split, without augmentation."""
@@ -89,6 +93,7 @@ class Rounding:
         warn: Callable[[str], None],
         forward: Forward = nn.Module.__call__,
         folder: str | os.PathLike[str] | None = None,
+        rounded_batches: Iterable[Any] = (),
     ) -> RoundedNetwork:
         """Round weights of the model in place, in the order of their use; if that fails, the model is unchanged.
 
@@ -100,6 +105,7 @@ class Rounding:
             warn: called with a sentence where the batches are too few.
             forward: computes a batch with the model.
             folder: stores the results, so that the same call goes on after an interruption.
+            rounded_batches: what the rounded model gets in their place, if its inputs come from rounded layers.
         """
         levels = chains_where_they_fit(model, levels, warn)
         if any(isinstance(of, Trellis) for of in levels.values()) and (
@@ -108,8 +114,11 @@ class Rounding:
             raise BadInput("a trellis has scales of rows and inputs: leave out group_size, zero_point and bound")
         result, began = RoundedNetwork(model, levels), time.perf_counter()
         device = next(model.parameters()).device
-        present = [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in batches]
-        replay = Replay(model, forward, present, self.seed)
+        exact, present = (
+            [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in given]
+            for given in (batches, rounded_batches)
+        )
+        replay = Replay(model, forward, exact, self.seed, present)
         if not replay.batches:
             raise BadInput("there is no batch to calibrate with: give at least one")
 
@@ -125,7 +134,7 @@ class Rounding:
 
         parts = [vars(self), vars(self.solver), {name: repr(of) for name, of in levels.items()}]
         settings = json.dumps(parts, default=lambda value: type(value).__name__)
-        journal = Journal(folder, fingerprint(model, replay.batches, settings)) if folder else Journal()
+        journal = Journal(folder, fingerprint(model, [*exact, *present], settings)) if folder else Journal()
         weights, generator = dict(model.named_parameters()), torch.Generator().manual_seed(self.seed)
         walk = Walk(replay, {name: weights[name] for name in levels}, levels, solve, journal, keep, generator)
         with torch.random.fork_rng():  # networks may draw numbers
@@ -179,7 +188,9 @@ class Rounding:
             try:
                 a = self.curvature(sums, name, warn)
                 targets = sums.targets(weights[rows], a).T.contiguous()
-                problem = LayerProblem.from_weights(targets, a, q, size, self.zero_point)
+                problem = LayerProblem.from_weights(
+                    targets, a, q, size, self.zero_point, getattr(torch, self.scale_type)
+                )
                 began = time.perf_counter()
                 chosen, fitted = self.solver.solve(problem)
                 seconds += time.perf_counter() - began

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,9 +31,10 @@ class LayerProblem:
         w: (n, rows) the trained weights w°.
         a: (n, n) second moments of the inputs, positive definite.
         levels: (d,) increasing.
-        scale: (n, rows) positive, the same within a group.
+        scale: (n, rows) the same within a group; positive unless it is `signed`.
         group: (n,) the number of each variable's group, from 0 on.
         zero: (n, rows) zero points, added to the scaled levels, the same within a group; None for none.
+        stored: the type in which a file keeps scales and zero points; they only take values of that type.
     """
 
     w: Tensor
@@ -41,10 +43,17 @@ class LayerProblem:
     scale: Tensor
     group: Tensor
     zero: Tensor | None = None
+    stored: torch.dtype = torch.float64
 
     @classmethod
     def from_weights(
-        cls, w: Tensor, a: Tensor, levels: Tensor, group_size: int | None = None, zero_point: bool = False
+        cls,
+        w: Tensor,
+        a: Tensor,
+        levels: Tensor,
+        group_size: int | None = None,
+        zero_point: bool = False,
+        stored: torch.dtype = torch.float64,
     ) -> LayerProblem:
         """Choose initial scales by grid search for nearest rounding, weighted by the diagonal of A.
 
@@ -52,7 +61,7 @@ class LayerProblem:
         levels is the middle of a group's weights.
         """
         group = torch.arange(len(w), device=w.device) // (group_size or len(w))
-        problem = cls(w, a, levels, torch.ones_like(w), group, torch.zeros_like(w) if zero_point else None)
+        problem = cls(w, a, levels, torch.ones_like(w), group, torch.zeros_like(w) if zero_point else None, stored)
         none, index = w.new_zeros(problem.groups, w.shape[1]), group[:, None].expand_as(w)
         low, high = (none.scatter_reduce(0, index, w, way, include_self=False) for way in ("amin", "amax"))
         if zero_point:
@@ -62,7 +71,8 @@ class LayerProblem:
         precision = torch.finfo(w.dtype)
         unit = unit.clamp(min=max(precision.eps * unit.max().item(), precision.tiny))  # for rows of zeros
         best, least = problem, torch.full_like(unit, torch.inf)
-        for factor in SCALE_GRID.tolist():
+        grid = torch.cat([SCALE_GRID, -SCALE_GRID]) if problem.signed else SCALE_GRID
+        for factor in grid.tolist():
             trial = problem.with_scales(unit * factor, middle - unit * factor * (levels[0] + levels[-1]) / 2)
             error = problem._sums(a.diagonal()[:, None] * (trial.values(trial.nearest(w)) - w).square())
             better = error < least
@@ -79,6 +89,11 @@ class LayerProblem:
     def groups(self) -> int:
         """Number of groups of variables in a row."""
         return int(self.group.max()) + 1
+
+    @property
+    def signed(self) -> bool:
+        """Whether the sign of a scale matters: levels of both signs that are no mirror image of themselves."""
+        return self.zero is None and not torch.equal(self.levels, -self.levels.flip(0))
 
     def choices(self, at: int | slice = ALL) -> Tensor:
         """Return the possible weights: (d, n, rows), or (d, rows) of one variable."""
@@ -119,7 +134,7 @@ class LayerProblem:
         """Return a problem with all rows once for each factor of their scales."""
         each = self.w.new_tensor(factors).repeat_interleave(self.w.shape[1])
         many = self._mapped(lambda part: part.repeat(1, len(factors)))
-        return replace(many, scale=many.scale * each)
+        return replace(many, scale=self._as_stored(many.scale * each))
 
     def beside(self, other: LayerProblem) -> LayerProblem:
         """Return a problem with the rows of both, which have the same variables."""
@@ -127,11 +142,13 @@ class LayerProblem:
 
     def with_scales(self, scale: Tensor, zero: Tensor) -> LayerProblem:
         """Return the problem with other scales and zero points (groups, rows)."""
+        scale, zero = self._as_stored(scale), self._as_stored(zero)
         return replace(self, scale=scale[self.group], zero=None if self.zero is None else zero[self.group])
 
     def refit_scales(self, labels: Tensor) -> LayerProblem:
         """Return the problem with least-squares scales and zero points for these labels, fitted for all groups of a
-        row together. Rows with a scale that is not positive keep theirs."""
+        row together. Rows keep theirs where a scale has the wrong sign, or where the type in which scales are stored
+        takes away what they gain."""
         v = self.levels[labels]
         columns = [v] if self.zero is None else [v, torch.ones_like(v[:, :1])]
         groups, rows = self.groups, self.w.shape[1]
@@ -149,8 +166,11 @@ class LayerProblem:
         own[unused], present = 1, torch.empty_like(wanted[0]).index_copy_(0, self.group, self.scale)
         found = _solved(gram.flatten(2, 3).flatten(0, 1), wanted.flatten(0, 1)).view(len(columns), groups, rows)
         found[0][unused] = present[unused]
-        good = ((found[0] > 0) & found.isfinite().all(0)).all(0)
-        return self._where(good.expand_as(self.w), self.with_scales(found[0], found[-1]))
+        fitted = self.with_scales(found[0], found[-1])
+        good = (fitted.scale != 0 if self.signed else fitted.scale > 0).all(0) & found.isfinite().all(0).all(0)
+        if torch.finfo(self.stored).bits < torch.finfo(self.w.dtype).bits:
+            good &= fitted.energy(fitted.values(labels)) < self.energy(self.values(labels))
+        return self._where(good.expand_as(self.w), fitted)
 
     def sweep(self, values: Tensor, update: Callable[[int, Tensor], Tensor]) -> None:
         """Update values (n, rows), the weights or their means, one variable after the other: `update` takes a variable
@@ -170,7 +190,14 @@ class LayerProblem:
     def _mapped(self, function: Callable[..., Tensor], *others: LayerProblem) -> LayerProblem:
         """Apply a function to each tensor (n, rows) of this and other problems."""
         parts = {name: [getattr(problem, name) for problem in (self, *others)] for name in ROW_TENSORS}
-        return replace(self, **{name: function(*part) for name, part in parts.items() if part[0] is not None})
+        changed: dict[str, Any] = {name: function(*part) for name, part in parts.items() if part[0] is not None}
+        return replace(self, **changed)
+
+    def _as_stored(self, x: Tensor) -> Tensor:
+        """Round scales or zero points to the type in which they are stored, if that is the coarser one."""
+        if torch.finfo(self.stored).bits >= torch.finfo(x.dtype).bits:
+            return x
+        return x.to(self.stored).to(x.dtype)
 
     def _sums(self, x: Tensor) -> Tensor:
         """Sum x (n, rows) over the variables of each group: (groups, rows)."""

@@ -113,6 +113,7 @@ class Replay:
     forward: Forward  # computes a batch
     batches: Sequence[Any]
     seed: int = 0  # of each pass, so that the float and the rounded network draw the same numbers
+    rounded: Sequence[Any] = ()  # what the rounded network gets in place of the batches; empty: the same
     units: list[nn.Module] = field(default_factory=list)  # in the order of their calls
 
     def __post_init__(self) -> None:
@@ -155,7 +156,7 @@ class Replay:
         torch.manual_seed(self.seed + index)
         try:
             with watch:
-                self.forward(self.model, self.batches[index])
+                self.forward(self.model, (self.batches if as_float or not self.rounded else self.rounded)[index])
         except StopForward:
             pass
         finally:

@@ -147,7 +147,7 @@ class RoundMeanField(LayerSolver):
 
     def betas(self, problem: LayerProblem) -> Iterator[Tensor]:
         """Yield the inverse temperatures of the rows, (rows,), of each sweep."""
-        gap = (problem.levels[-1] - problem.levels[0]) / (len(problem.levels) - 1) * problem.scale.mean(0)
+        gap = (problem.levels[-1] - problem.levels[0]) / (len(problem.levels) - 1) * problem.scale.abs().mean(0)
         unit = 1 / (problem.a.diagonal().mean() * gap.square())
         for k in range(self.sweeps):
             yield unit * self.hottest * (self.coldest / self.hottest) ** (k / max(1, self.sweeps - 1))
