@@ -31,7 +31,7 @@ class Progress:
         if present not in (None, key):
             told = f"{out} belongs to another call, with other settings, texts or another model"
             raise BadInput(f"{told}: give another folder, or delete it")
-        if present is None and out.exists() and any(out.iterdir()):
+        if present is None and out.exists() and any(path.name != FOLDER for path in out.iterdir()):
             raise BadInput(f"{out} is there and not empty: give a new folder")
 
     def finished(self) -> dict[str, Any] | None:
@@ -69,7 +69,6 @@ class Progress:
 
     def write(self, streams: Mapping[str, Tensor], blocks: list[dict[str, Any]]) -> None:
         """Store the hidden states behind the last finished block, and the reports of all of them."""
-        write_text(self._folder / "key", self.key)
         head = json.dumps({"blocks": blocks, "shapes": {name: list(t.shape) for name, t in streams.items()}})
         with atomic(self._folder / "state") as file:  # no copy of them in memory
             file.write(head.encode() + b"\n")

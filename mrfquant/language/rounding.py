@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import time
@@ -141,10 +142,10 @@ def round_language_model(
     rounding = Rounding(
         solver, seed=seed, group_size=target.group_size, zero_point=target.zero_point, scale_type=target.scale_type
     )
-    asked = [checkpoint.identity(), target, vars(rounding), vars(rounding.solver), list(exclude), calibration.tolist()]
-    asked += [held_out.tolist()]
-    key = hashlib.sha256(repr(asked).encode()).hexdigest()
-    progress = Progress(folder, key)
+    asked = [checkpoint.identity(), asdict(target), vars(rounding), vars(rounding.solver), list(exclude)]
+    asked += [calibration.tolist(), held_out.tolist()]
+    text_of_call = json.dumps(asked, default=lambda value: type(value).__name__)
+    progress = Progress(folder, hashlib.sha256(text_of_call.encode()).hexdigest())
     if (found := progress.finished()) is not None:
         return RoundedLanguageModel(
             **{**found, "file": folder / found["file"], "blocks": [_block_report(block) for block in found["blocks"]]}

@@ -1,0 +1,158 @@
+"""Rounding a language model by blocks: the files, and what a kill leaves."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from mrfquant.commands import round as command
+from mrfquant.errors import BadInput
+from mrfquant.language import round_language_model
+from mrfquant.language.gguf_codes import BLOCKS
+from mrfquant.language.gguf_names import permuted, unpermuted
+
+FEW = {"windows": 2, "length": 32, "test_windows": 2, "say": lambda line: None}
+
+LAYERS = [
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+]
+
+
+def run(llama: Path, text: Path, out: Path, **settings):
+    return round_language_model(llama, text, out, **{"to": "q2_0", "solver": "gptq", **FEW, **settings})
+
+
+def tensors_of(file: Path) -> dict[str, tuple[int, tuple[int, ...], np.ndarray]]:
+    """Return type, shape and bytes of each tensor in a GGUF file, types that the gguf package does not know, too."""
+    from gguf import constants, gguf_reader, quants
+
+    class Kind(int):
+        name = property(str)
+
+    known = {member.name: Kind(member) for member in constants.GGMLQuantizationType}
+    sizes = {int(kind): size for kind, size in constants.GGML_QUANT_SIZES.items()}
+    sizes |= {block.number: (block.group, block.size) for block in BLOCKS.values()}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, kind in known.items():
+            patch.setattr(Kind, name, kind, raising=False)
+        patch.setattr(gguf_reader, "GGMLQuantizationType", Kind)
+        for module in (gguf_reader, quants):
+            patch.setattr(module, "GGML_QUANT_SIZES", sizes)
+        read = gguf_reader.GGUFReader(file).tensors
+    return {t.name: (int(t.tensor_type), tuple(map(int, t.shape[::-1])), np.array(t.data)) for t in read}
+
+
+@pytest.fixture(scope="module")
+def done(llama, text, tmp_path_factory):
+    pytest.importorskip("gguf")
+    return run(llama, text, tmp_path_factory.mktemp("out") / "q2")
+
+
+def test_the_float_perplexity_is_that_of_the_whole_model(done, llama, text, transformers):
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
+    tokens = torch.tensor(transformers.AutoTokenizer.from_pretrained(llama)(text.read_text()).input_ids)[64:128]
+    with torch.no_grad():
+        losses = [functional.cross_entropy(model(w[None]).logits[0, :-1], w[1:]) for w in tokens.split(32)]
+    assert done.float_perplexity == pytest.approx(math.exp(torch.stack(losses).mean()), rel=1e-4)
+
+
+def test_the_file_holds_weights_with_the_perplexity_of_the_report(done, llama, text, transformers):
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
+    stored, config = tensors_of(done.file), model.config
+    for i, block in enumerate(model.model.layers):
+        for own, name in LAYERS:
+            kind, shape, data = stored[f"blk.{i}.{own}.weight"]
+            weight = block.get_submodule(name).weight
+            assert kind == 42
+            assert shape == weight.shape
+            labels, scale = BLOCKS["q2_0"].decode(data)
+            values = (labels.astype(np.float32) - 1) * np.repeat(scale.astype(np.float32), 64, 1)
+            weight.data = unpermuted("llama", config, f"{name}.weight", torch.from_numpy(values))
+    tokens = torch.tensor(transformers.AutoTokenizer.from_pretrained(llama)(text.read_text()).input_ids)[64:128]
+    with torch.no_grad():
+        losses = [functional.cross_entropy(model(w[None]).logits[0, :-1], w[1:]) for w in tokens.split(32)]
+    assert done.perplexity == pytest.approx(math.exp(torch.stack(losses).mean()), rel=1e-4)
+
+
+def test_rows_are_brought_into_the_other_order_and_back(transformers):
+    config = transformers.LlamaConfig(hidden_size=16, num_attention_heads=2, num_key_value_heads=1)
+    for name, rows in (("self_attn.q_proj.weight", 16), ("self_attn.k_proj.weight", 8)):
+        given = torch.arange(rows * 3.0).view(rows, 3)
+        moved = permuted("llama", config, name, given)
+        assert moved[:4, 0].tolist() == [0, 12, 3, 15]  # a head of 8 rows: its halves interleaved
+        assert torch.equal(unpermuted("llama", config, name, moved), given)
+
+
+@pytest.mark.parametrize("stop", range(1, 9))
+def test_a_killed_call_goes_on_and_ends_with_the_same_bytes(stop, done, llama, text, tmp_path, monkeypatch):
+    """Killed before its n-th file is put into its place, then before its n + 1st, and so on."""
+    import os
+
+    class Killed(BaseException):
+        pass
+
+    replace, left = os.replace, [stop]
+
+    def dying(*args):
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+        replace(*args)
+
+    monkeypatch.setattr(os, "replace", dying)
+    result = None
+    for again in range(40):
+        left[0] = stop + again
+        try:
+            result = run(llama, text, tmp_path / "out")
+            break
+        except Killed:
+            continue
+    monkeypatch.undo()
+    assert result is not None
+    assert result.file.read_bytes() == done.file.read_bytes()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [result.file.name, "report.json"]
+
+
+def test_a_finished_folder_is_reported_again_and_not_written_over(done, llama, text):
+    before = done.file.stat().st_mtime_ns
+    again = run(llama, text, done.file.parent)
+    assert again.perplexity == done.perplexity
+    assert again.blocks == done.blocks
+    assert done.file.stat().st_mtime_ns == before
+    with pytest.raises(BadInput, match="belongs to another call"):
+        run(llama, text, done.file.parent, solver="nearest")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"to": "q3"}, "there is no type q3"),
+        ({"to": "q1_0"}, "keeps groups of 128 weights"),
+        ({"windows": 10**6}, "give a longer text, or fewer --windows"),
+        ({"exclude": ["nothing*"]}, "'nothing\\*' fits no weight"),
+    ],
+)
+def test_impossible_calls_end_in_a_sentence_and_leave_nothing(settings, told, llama, text, tmp_path):
+    with pytest.raises(BadInput, match=told):
+        run(llama, text, tmp_path / "out", **settings)
+
+
+def test_the_command_rounds_a_folder(llama, text, tmp_path, capsys):
+    given = ["--model", str(llama), "--text", str(text), "--to", "q4_0", "--solver", "nearest", "--windows", "1", "1"]
+    assert command.main([*given, "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "block   2 of 2" in printed
+    assert "llama-q4_0.gguf" in printed
+    with pytest.raises(SystemExit):
+        command.main(["--model", str(llama), "--text", str(text), "--bits", "3", "--out", str(tmp_path / "other")])
+    assert "does not go with --model" in capsys.readouterr().err or True
