@@ -52,7 +52,7 @@ setup(
         "mrfquant": ["py.typed", "*.pyi"],
         "mrfquant.mrf": ["*.pyi"],
         "mrfquant.data": ["digits.npz", "alice.txt.gz"],
-        "mrfquant.configs": ["*.gin", "*/*.gin", "*/*.space"],
+        "mrfquant.configs": ["*.gin", "*/*.gin", "*/*.space", "README.md"],
         "mrfquant.reports": ["*.html", "*.css", "*.js"],
     },
     entry_points={"console_scripts": ["mrfquant = mrfquant.__main__:main"]},

@@ -2,7 +2,9 @@
 
 import base64
 import importlib.util
+import itertools
 import json
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,9 +55,9 @@ def test_own_solver_trains_a_binary_network_beside_pmf(output):
     assert bayes > 92
 
 
-def test_own_energy_makes_the_network_sparser_the_larger_its_cost(output):
+def test_own_energy_makes_more_runs_of_four_sparse_the_larger_its_weight(output):
     text = output("own_energy")
-    none, small, large = (float(number) for number in re.findall(r"zeros ([\d.]+) %", text))
+    none, small, large = (float(number) for number in re.findall(r"2:4: ([\d.]+) %", text))
     assert none + 20 < small < large
     assert min(accuracies(text)) > 90
 
@@ -204,10 +206,23 @@ class TestBayesBiNN(InferenceContract):
     level_sets = ((-1, 1),)
 
 
-class TestSparse(EnergyContract):
-    part = part("own_energy", "Sparse")
-    settings = {"cost": 0.1}
+TWO_OF_FOUR = part("own_energy", "TwoOfFour")
+
+
+class TestTwoOfFour(EnergyContract):
+    part = TWO_OF_FOUR
+    level_sets = ((-1, 0, 1), (-1, 0, 1, 2))
     gin_name = None
+
+
+def test_the_value_of_two_of_four_is_the_expectation_by_enumeration():
+    labelling = mq.Labelling(nn.Linear(4, 1, bias=False), [-1, 0, 1])
+    u = torch.rand(3, 4).softmax(0)
+    expected = 0.0
+    for labels in itertools.product(range(3), repeat=4):
+        probability = math.prod(u[label, j].item() for j, label in enumerate(labels))
+        expected += probability * max(0, sum(label != 1 for label in labels) - 2)
+    assert abs(TWO_OF_FOUR().value(mq.Independent(labelling.blocks[0], u)) - expected) < 1e-6
 
 
 def test_round_lm_rounds_goes_on_and_reads_what_it_wrote(tmp_path, monkeypatch, capsys):

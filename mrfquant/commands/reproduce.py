@@ -55,8 +55,7 @@ def chosen(arguments: argparse.Namespace) -> list[Cell]:
     """Return the cells of the table that the arguments ask for."""
     from mrfquant.config.gin_files import CONFIGS
 
-    folder = CONFIGS / "medium" if arguments.scale == "medium" else CONFIGS
-    cells = [cell for cell in TABLES[arguments.table] if (folder / f"{cell.config}.gin").exists()]
+    cells = [cell for cell in TABLES[arguments.table] if (CONFIGS / cell.file(arguments.scale)).exists()]
     if not cells:
         raise BadInput(f"the table {arguments.table} has no cell at --scale {arguments.scale}: leave that out")
     cells = _matching(cells, arguments.rows, "--rows", lambda c: (c.dataset, c.model, f"{c.dataset}-{c.model}"))

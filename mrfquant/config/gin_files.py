@@ -234,8 +234,9 @@ def shipped(file: Path) -> Path | None:
 def _find(file: Path) -> Path:
     if found := shipped(file):
         return found
-    near = difflib.get_close_matches(file.stem, [f.stem for f in CONFIGS.glob("*.gin")], n=1)
-    hint = f"did you mean gin/{near[0]}.gin?" if near else f"the configs that come along are in {CONFIGS}"
+    known = {path.stem: path.relative_to(CONFIGS).as_posix() for path in sorted(CONFIGS.rglob("*.gin"), reverse=True)}
+    near = difflib.get_close_matches(file.stem, known, n=1)
+    hint = f"did you mean gin/{known[near[0]]}?" if near else f"the configurations of the package are in {CONFIGS}"
     raise BadInput(f"there is no config file {file}: {hint}")
 
 

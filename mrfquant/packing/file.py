@@ -1,4 +1,4 @@
-"""A packed network as one safetensors file; docs/packed.md describes the format for other readers.
+"""A packed network as one safetensors file; docs/reference/format.md describes the format for other readers.
 
 Nothing that is read is executed: the network's name is looked up among those that are known, its shapes are compared
 with the file's before anything is allocated, and a checksum covers all of it.

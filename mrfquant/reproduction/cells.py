@@ -35,7 +35,7 @@ class Campaign:
     """Cells x seeds, each in its folder under `out`.
 
     Attributes:
-        scale: 'paper' takes the configurations of gin/, 'medium' those of gin/medium/.
+        scale: 'paper' or 'medium'; the latter takes the configurations of gin/medium/.
         jobs: cells at a time; they share the cores evenly.
         options: of `launch` for every run, resumed or not: device, data, wandb.
         settings: bindings for every new run that leave its results as they are.
@@ -95,7 +95,7 @@ class Campaign:
     def _run(self, cell: Cell, seed: int) -> Outcome:
         folder = self.folder(cell, seed)
         arguments = {
-            "config": f"gin/{'medium/' if self.scale == 'medium' else ''}{cell.config}.gin",
+            "config": f"gin/{cell.file(self.scale)}",
             "bindings": [*cell.settings, *self.settings],
             "seed": seed,
             "smoke": self.smoke,

@@ -47,7 +47,12 @@ RHOS = (1.01, 1.02, 1.05, 1.1, 1.2)  # the range that the paper cross-validates
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of a table: a gin file and settings, its accuracy in the paper, and whether it needs weights."""
+    """One entry of a table: a configuration and settings, its accuracy in the paper, and whether it needs weights.
+
+    Attributes:
+        config: name of the configuration, also of the run's folder.
+        folder: where in gin/ it is; '' for the paper's cells.
+    """
 
     dataset: str
     model: str
@@ -57,11 +62,18 @@ class Cell:
     paper: float | None = None
     metric: Metric = TOP1
     trained: bool = False
+    folder: str = ""
+
+    def file(self, scale: str) -> str:
+        """Return the path of the configuration within gin/ at a scale, 'paper' or 'medium'."""
+        return f"{'medium' if scale == 'medium' else self.folder}/{self.config}.gin".removeprefix("/")
 
 
-def _cell(row: tuple[str, str], column: str, prefix: str, paper: float | None, *settings: str) -> Cell:
+def _cell(
+    row: tuple[str, str], column: str, prefix: str, paper: float | None, *settings: str, folder: str = ""
+) -> Cell:
     dataset, model = row
-    return Cell(dataset, model, column, f"{prefix}_{model}_{dataset}", settings, paper)
+    return Cell(dataset, model, column, f"{prefix}_{model}_{dataset}", settings, paper, folder=folder)
 
 
 def _results() -> list[Cell]:
@@ -85,14 +97,18 @@ TABLES: dict[str, list[Cell]] = {
         )
     ],
     "best": [
-        _cell(row, "best", "best", None)
+        _cell(row, "best", "best", None, folder="best")
         for row in (("mnist", "lenet300"), ("mnist", "lenet5"), ("cifar10", "resnet18"))  # the last at medium scale
     ],
     "gpt": [
-        Cell("shakespeare", "gpt", column, f"{prefix}_gpt_shakespeare", metric=LOSS) for column, prefix in GPT.items()
+        Cell("shakespeare", "gpt", column, f"{prefix}_gpt_shakespeare", metric=LOSS, folder="language")
+        for column, prefix in GPT.items()
     ],
     "resnet20": [
-        *(Cell("cifar10", "resnet20", name, f"{p}_resnet20_cifar10", trained=True) for name, p in RESNET20.items()),
+        *(
+            Cell("cifar10", "resnet20", name, f"{prefix}_resnet20_cifar10", trained=True, folder="cifar10")
+            for name, prefix in RESNET20.items()
+        ),
         Cell(  # the same settings on a deeper one
             "cifar10",
             "resnet44",
@@ -100,6 +116,7 @@ TABLES: dict[str, list[Cell]] = {
             "pmf_ternary_resnet20_cifar10",
             ("CifarResNet.depth = 44",),
             trained=True,
+            folder="cifar10",
         ),
     ],
     "two-bit": [_cell(row, "PMF 2-bit", "pmf_2bit", paper) for row, paper in TWO_BIT.items()],

@@ -34,7 +34,7 @@ def figures(file):
 @pytest.mark.parametrize("table", TABLES)
 def test_every_cell_has_its_config(table):
     for cell in TABLES[table]:
-        assert any((folder / f"{cell.config}.gin").exists() for folder in (CONFIGS, CONFIGS / "medium")), cell.config
+        assert any((CONFIGS / cell.file(scale)).exists() for scale in ("paper", "medium")), cell.config
 
 
 @pytest.mark.skipif(not PAPER.exists(), reason="the paper's tables are not beside the project")
