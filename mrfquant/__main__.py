@@ -13,7 +13,7 @@ from mrfquant.text import aligned
 
 
 def commands() -> dict[str, tuple[str, str]]:
-    """Every subcommand with its module and what it does: the modules whose first line is 'mrfquant NAME: ...'."""
+    """Return every subcommand with its module and purpose: modules whose first line is 'mrfquant NAME: ...'."""
     found = {}
     for path in sorted((Path(__file__).parent / "commands").glob("*.py")):
         first_line = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]

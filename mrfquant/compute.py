@@ -35,7 +35,7 @@ TIMEOUT = 600  # seconds that a process waits for its peers, unless MRFQUANT_TIM
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """'auto' takes CUDA, then MPS, then the CPU; a device that is not there is refused."""
+    """Choose a device: 'auto' takes CUDA, then MPS, then the CPU; one that is not there is refused."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -191,7 +191,7 @@ class Team:
         _operation("all_gather_single", "all_gather_into_tensor")(whole, own)
 
     def collect(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The parts of all processes (sizes[rank],) one after the other; with the leader only, others get their own."""
+        """Collect the parts of all processes (sizes[rank],) in order; with the leader only, others get their own."""
         padded = part.new_zeros(max(sizes))
         padded[: len(part)] = part
         parts = [torch.empty_like(padded) for _ in sizes] if self.leads else None
@@ -220,7 +220,7 @@ def _operation(name: str, former: str) -> Callable[..., Any]:
 
 @contextmanager
 def noticing_lost_peers() -> Iterator[None]:
-    """Within the block, an error because another process is gone or hangs ends the run with a sentence."""
+    """End the run with a sentence if an error within the block means that another process is gone or hangs."""
     try:
         yield
     except RuntimeError as error:
@@ -231,14 +231,14 @@ def noticing_lost_peers() -> Iterator[None]:
 
 
 def present_team() -> Team:
-    """This process and its peers as torch.distributed knows them, whoever has started them."""
+    """Return this process and its peers as torch.distributed knows them, whoever has started them."""
     if dist.is_available() and dist.is_initialized():
         return Team(dist.get_rank(), dist.get_world_size())
     return Team()
 
 
 def join_team(device: torch.device) -> tuple[Team, torch.device]:
-    """The team that torchrun has started this process in, and the device that is its own; alone without torchrun."""
+    """Join the team of torchrun; return it and this process's device. Without torchrun, the team is this process."""
     size = _number_in("WORLD_SIZE", 1, math.inf, 1)
     if size == 1:
         return Team(), device
@@ -328,7 +328,7 @@ def exit_process(status: int) -> None:
 
 
 def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
-    """Batch norm over the whole batch instead of each process's part of it."""
+    """Compute batch norm over the whole batch instead of each process's part of it."""
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     for module in model.modules():
@@ -350,10 +350,10 @@ class _Sum(torch.autograd.Function):
 
 
 class _SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """What torch's SyncBatchNorm computes, for devices that it does not support."""
+    """Batch norm over all processes, as torch's SyncBatchNorm, for devices that it does not support."""
 
     def _check_input_dim(self, x: Tensor) -> None:
-        """Any number of dimensions after (batch, channel)."""
+        """Accept any number of dimensions after (batch, channel)."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:

@@ -6,7 +6,9 @@ from typing import Any
 
 
 class BadInput(ValueError):
-    """What was given cannot be used. The message is one sentence for the user; exit status 2.
+    """A mistake in what was given. The message is one sentence for the user; the exit status is 2.
+
+    `binding` is the setting it is about as gin writes it, 'Name.parameter' or the name of a part, if there is one.
 
     `binding` is what it is about as gin writes it, 'Name.parameter' or the name of a part, if it is about a setting.
     """

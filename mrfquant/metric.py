@@ -66,7 +66,7 @@ class Metric:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Metric:
-        """The one that chose the best model of a run, from its summary or identity; top-1 where they name none."""
+        """Return the metric that chose the best model of a run, from its summary or identity; by default top-1."""
         given = fields.get("metric")
         try:
             found = cls(**given) if isinstance(given, Mapping) else TOP1

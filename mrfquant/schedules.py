@@ -16,12 +16,12 @@ class Schedule(ABC):
 
     @abstractmethod
     def __call__(self, k: int, budget: int | None) -> float:
-        """The value in force at iteration `k`."""
+        """Return the value at iteration `k`."""
 
 
 @configurable
 class Constant(Schedule):
-    """The same value at every iteration."""
+    """One value at every iteration."""
 
     def __init__(self, value: float = 1.0) -> None:
         self.value = float(value)
@@ -99,7 +99,7 @@ class _Annealed(Schedule):
 
     @abstractmethod
     def between(self, done: float) -> float:
-        """The value when the share `done` of the budget is used."""
+        """Return the value when the share `done` of the budget is used."""
 
 
 @configurable

@@ -22,7 +22,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words: 0.8 s, 42 s, 3 min 20 s, 2 h 05 min."""
+    """Return seconds in words: 0.8 s, 42 s, 3 min 20 s, 2 h 05 min."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 60:

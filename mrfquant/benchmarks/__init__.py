@@ -1,1 +1,1 @@
-"""What `mrfquant bench` measures, a file per subject."""
+"""The measurements of `mrfquant bench`, a file for each subject."""

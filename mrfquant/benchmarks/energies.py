@@ -1,4 +1,4 @@
-"""What energies cost: a step of PMF with priors, cliques or curvature against one with the first-order model alone."""
+"""Time a step of PMF with priors or curvature against one with the first-order model alone."""
 
 import functools
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What PMF keeps in memory and needs while it is built, with scales, against float: each side a process of its own."""
+"""Measure the memory that PMF keeps and needs while it is built, against float: each side in a process of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIDES = ("2", "3")  # numbers of levels
 
 
 def measure_memory(options: Options) -> Iterator[tuple[str, Row]]:
-    """What PMF keeps, in units of what float does; its peaks, in units of what it keeps; building, in steps."""
+    """Measure what PMF keeps (in units of float's), its peaks (in units of what it keeps), and building (in steps)."""
     if not CLEAR.exists():
         raise BadInput("bench memory reads the peak of a process from /proc, which this system does not have")
     kept = _of_process("float")["kept"]

@@ -15,14 +15,14 @@ SIDE, LABELS, ITERATIONS = 100, 4, 100  # of the grid
 
 
 def measure_fields(options: Options) -> Iterator[tuple[str, Row]]:
-    """Both of the measurements below."""
+    """Run both measurements below."""
     yield "a million edges", measure_mean_field(options)
     yield "100 x 100 grid", measure_belief_propagation(options)
 
 
 @torch.no_grad()
 def measure_mean_field(options: Options) -> Row:
-    """An iteration of mean-field on a million edges, against one gather and one index_add over all its messages."""
+    """Time an iteration of mean-field on a million edges against one gather and index_add over all its messages."""
     random = torch.Generator().manual_seed(0)
     first = torch.randint(VARIABLES, (EDGES,), generator=random)
     second = (first + torch.randint(1, VARIABLES, (EDGES,), generator=random)) % VARIABLES
@@ -49,7 +49,7 @@ def measure_mean_field(options: Options) -> Row:
 
 @torch.no_grad()
 def measure_belief_propagation(options: Options) -> Row:
-    """Belief propagation on a grid, 100 parallel iterations, against PGMax's."""
+    """Time 100 parallel iterations of belief propagation on a grid against PGMax's."""
     random = torch.Generator().manual_seed(0)
     unary = torch.randn(SIDE, SIDE, LABELS, generator=random)
     number = torch.arange(SIDE * SIDE).view(SIDE, SIDE)

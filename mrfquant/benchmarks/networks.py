@@ -57,7 +57,7 @@ class Float:
 
 
 class PMF(Float):
-    """The same step with the weights on `d` levels; `settings` are the solver's."""
+    """A training step with the weights on `d` levels; `settings` are the solver's."""
 
     def __init__(
         self, build: Callable[[], Any], shape: tuple[int, ...], d: int, form: Form = "line", **settings: Any
@@ -73,7 +73,7 @@ class PMF(Float):
 
 
 class PARQ(Float):
-    """The same step by torchao's PARQ with its defaults, tensors of two or more dimensions at so many bits."""
+    """A training step by torchao's PARQ with its defaults, tensors of two or more dimensions at so many bits."""
 
     def __init__(self, build: Callable[[], Any], shape: tuple[int, ...], parq: Any, bits: int) -> None:
         self.parq, self.bits = parq, bits
@@ -87,13 +87,13 @@ class PARQ(Float):
 
 
 def _quantized(build: Callable[[], Any], shape: tuple[int, ...]) -> dict[str, Float]:
-    """PMF with every number of levels on the line, and with some of them on planes."""
+    """Yield PMF with every number of levels on the line, and with some of them on planes."""
     sides: dict[str, Float] = {f"d={d}": PMF(build, shape, d) for d in LEVELS}
     return sides | {f"d={d}, planes": PMF(build, shape, d, "planes") for d in ON_PLANES}
 
 
 def measure_steps(options: Options) -> Iterator[tuple[str, Row]]:
-    """Milliseconds of a float step, and other steps as ratios to it."""
+    """Measure milliseconds of a float step, and other steps as ratios to it."""
     parq = peer("torchao.prototype.parq", "torchao") if options.peers else None
     for name in options.models:
         build, shape = NETWORKS[name]

@@ -93,7 +93,7 @@ class OneToken(nn.Module):
         self.gpt = gpt
 
     def forward(self, token: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
-        """Keys and values of the blocks in turn, each (1, heads, tokens, width of a head)."""
+        """Give keys and values of the blocks in turn, each (1, heads, tokens, width of a head)."""
         cache = list(zip(past[::2], past[1::2], strict=True))
         logits = self.gpt(token, cache)
         return logits, *(tensor for pair in cache for tensor in pair)

@@ -13,8 +13,10 @@ FLOAT = 16  # bits from which on torchao leaves a group as it is
 
 @configurable
 class PARQ:
-    """A recipe of torchao's `QuantOptimizer` over Adam, for `Reference`: piecewise-affine regularisation, annealed to
-    hard quantization (Jin et al., 2025), with least-squares levels for each row.
+    """A recipe of torchao's `QuantOptimizer` over Adam, for `Reference`.
+
+    Piecewise-affine regularisation, annealed to hard quantization (Jin et al., 2025), with least-squares levels for
+    each row.
 
     Groups of parameters with a setting `quant_bits` are quantized, to as many bits or to three levels for 0:
 

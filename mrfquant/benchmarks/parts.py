@@ -34,7 +34,7 @@ class Stopwatch:
         return timed
 
     def lap(self) -> dict[str, float]:
-        """Seconds of every part since the last lap."""
+        """Return the seconds of every part since the last lap."""
         found, self._sums = self._sums, dict.fromkeys(self._sums, 0.0)
         return found
 

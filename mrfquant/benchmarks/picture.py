@@ -34,7 +34,7 @@ def write_picture(path: Path, found: Mapping[str, Found]) -> None:
 
 
 def _draw_ratios(axes: Axes, title: str, ratios: list[tuple[str, str, Mapping[str, float]]]) -> None:
-    """Each ratio a dot with its quartiles; a colour for each column."""
+    """Draw each ratio as a dot with its quartiles, with a colour for each column."""
     names = list(dict.fromkeys(column for _, column, _ in ratios))
     for place, (_, column, figure) in enumerate(ratios):
         colour = LIGHT[names.index(column) % len(LIGHT)]

@@ -46,7 +46,7 @@ def _sparsemax(aux: Tensor, g: Tensor) -> Callable[[], Any]:
 
 
 def _expectation(q: Tensor, labels: int) -> Callable[[Tensor], Tensor]:
-    """Softmax over the dimension of the labels and the expected weights that follow it."""
+    """Take softmax over the labels' dimension and the expected weights that follow it."""
     return (lambda x: x.softmax(1) @ q) if labels else (lambda x: q @ x.softmax(0))
 
 

@@ -28,7 +28,7 @@ def measure_rounding(options: Options) -> Iterator[tuple[str, Row]]:
 
 
 def _solvers() -> dict[str, LayerSolver]:
-    """By what the table calls them; gptq first."""
+    """Return the solvers by their names in the table; gptq first."""
     found: dict[str, LayerSolver] = {"gptq": RoundGPTQ(), "nearest": RoundNearest()}
     found["gptq, best order and scales"] = RoundGPTQ(RoundICM().scales, by_activation=True)
     found |= {f"icm, {kicks} kicks": RoundICM(kicks=kicks) for kicks in (0, 10, 50, 200)}

@@ -68,7 +68,7 @@ def parser() -> Parser:
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """The figures as aligned text, a row a line; rows with other columns than the one above start a new table."""
+    """Return the figures as aligned text, a row a line; rows with other columns than before start a new table."""
     tables = []
     for heads, rows in itertools.groupby(found.items(), key=lambda item: list(item[1])):
         lines = [["", *heads], *([name, *map(cell, figures.values())] for name, figures in rows)]

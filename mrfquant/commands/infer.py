@@ -219,7 +219,7 @@ def _compare(task: str, result: Result, reference: Any, graph: FactorGraph) -> s
 
 
 def _draw(path: Path, result: Result) -> None:
-    """The least energy so far and the bound over time; the gap between them is what is not known."""
+    """Draw the least energy so far and the bound over time; between them lies the unknown least energy."""
     from mrfquant.reports.figures import png
 
     with png(path, 6, 3.5) as figure:

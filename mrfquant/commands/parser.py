@@ -1,4 +1,4 @@
-"""What every command shares: the form of its help, its errors for people, and stopping politely."""
+"""Arguments, help texts, error messages and polite stopping that all commands share."""
 
 import argparse
 import contextlib
@@ -139,7 +139,7 @@ def _in_a_terminal(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Within the block SIGTERM raises `Terminated`; only the main thread may say so."""
+    """Let SIGTERM raise `Terminated` within the block; only the main thread may do so."""
 
     def terminate(number: int, frame: FrameType | None) -> None:
         raise Terminated

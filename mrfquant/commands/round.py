@@ -196,7 +196,7 @@ def _bindings(arguments: argparse.Namespace) -> list[str]:
 
 
 def _levels(bits: int, memory: int | None, overrides: list[str]) -> list[str]:
-    """Even levels, or a trellis, and other ones by pattern: a scope for each number of bits."""
+    """Bind even levels, or a trellis, and others by pattern: a scope for each number of bits."""
     kind, settings = "uniform", {}
     if memory is not None:
         kind, settings = "Trellis", {f"Trellis.memory = {memory}": None}
@@ -250,7 +250,7 @@ def _run_language_model(arguments: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
+    """Run the command with these arguments."""
     p = parser()
     arguments = p.parse_args(argv)
     if arguments.model:

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point."""
+    """Run the command with these arguments."""
     p = parser()
     arguments = p.parse_args(argv)
     others = (

@@ -81,7 +81,7 @@ def open_study(arguments: argparse.Namespace, metric: Metric) -> Any:
 
 
 def _storage(url: str, tries: int = 3) -> Any:
-    """The database, its tables made if they are not there; of two that make them at once it refuses one, for now."""
+    """Open the database and create its tables; retry, since it may refuse one of two that create them at once."""
     import optuna
 
     try:

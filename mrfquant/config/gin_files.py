@@ -92,7 +92,7 @@ class Config:
 
     @contextmanager
     def locate_errors(self) -> Iterator[None]:
-        """Errors of the parts built within the block say where the setting they are about was bound."""
+        """Add to errors of parts built within the block where the setting they are about was bound."""
         try:
             yield
         except BadInput as error:
@@ -171,7 +171,7 @@ class _Names(ParserDelegate):
 
 
 def _binding(scope: str, selector: str, parameter: str) -> str:
-    """'scope/Name.parameter', without the modules that gin may put before a name; a macro is its bare name."""
+    """Return 'scope/Name.parameter' without gin's modules before the name; for a macro, its bare name."""
     name = selector.rpartition(".")[2]
     return (f"{scope}/" if scope else "") + (f"{name}.{parameter}" if parameter else name)
 
@@ -225,7 +225,7 @@ def nested_settings() -> dict[str, dict[str, Any]]:
 
 
 def shipped(file: Path) -> Path | None:
-    """The file as given, or among the package's own configs by its path from the top or its bare name, or None."""
+    """Return the file, or one of the package's own by its path from the top or its bare name; None if there is none."""
     inside = file.relative_to("gin") if file.parts[:1] == ("gin",) else file
     candidates = (file, CONFIGS.parent / file, CONFIGS / inside, CONFIGS / f"{inside}.gin")
     return next((candidate for candidate in candidates if candidate.is_file()), None)

@@ -19,7 +19,7 @@ STATE = ("_CONFIG", "_OPERATIVE_CONFIG", "_SINGLETONS", "_IMPORTS")  # what gin 
 
 @contextmanager
 def isolated_gin() -> Iterator[None]:
-    """Whatever configuration is read within the block, gin is afterwards as it was before."""
+    """Leave gin as it was, whatever configuration is read within the block."""
     kept = {name: copy.deepcopy(getattr(gin.config, name)) for name in STATE}
     folders, locked = search_folders(), gin.config_is_locked()
     try:
@@ -34,7 +34,7 @@ def isolated_gin() -> Iterator[None]:
 
 @contextmanager
 def mappings_in_their_order() -> Iterator[None]:
-    """gin writes mappings with sorted keys: where the first key that fits counts, that would change their meaning."""
+    """Keep gin from sorting the keys of mappings: where the first key that fits counts, order has a meaning."""
     module = gin.config.pprint
     try:
         gin.config.pprint = SimpleNamespace(pformat=partial(module.pformat, sort_dicts=False))

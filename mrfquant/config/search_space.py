@@ -60,7 +60,7 @@ def read_space(path: Path) -> list[Dimension]:
 
 
 def _dimension(line: str, place: str) -> Dimension:
-    """One line; the right side is read as literals, never executed."""
+    """Read one line; its right side consists of literals and is never executed."""
     try:
         (statement,) = ast.parse(line.strip()).body
         assert isinstance(statement, ast.Assign)

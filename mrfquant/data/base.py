@@ -1,4 +1,4 @@
-"""What a data set is to everything else: splits, batches, an ordered pass, and a name for gin and packed files."""
+"""The interface of data sets: splits, batches, an ordered pass, and a name for gin and packed files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def size(self, split: SplitName) -> int:
-        """How many examples a split has."""
+        """Return the number of examples in a split."""
 
     @abstractmethod
     def stream(self, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> Stream:
@@ -67,14 +67,14 @@ class Dataset(ABC):
 
     @abstractmethod
     def ordered(self, split: SplitName, batch_size: int = 1000, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
-        """A split once, without augmentation; of several processes each gets a share of it."""
+        """Yield a split once, without augmentation; each of several processes gets a share of it."""
 
     @abstractmethod
     def to(self, device: torch.device | str) -> Dataset:
-        """The data set with its batches on a device."""
+        """Move the data set and its batches to a device."""
 
     def description(self) -> dict[str, list[Any]]:
-        """What a packed file tells of its inputs: `mean` and `std` of images, `classes` in the order of the outputs."""
+        """Describe inputs for packed files: `mean` and `std` of images, `classes` in the order of the outputs."""
         return {"mean": [], "std": [], "classes": []}
 
 

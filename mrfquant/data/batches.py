@@ -56,11 +56,11 @@ class Batches(ABC):
 
     @abstractmethod
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
-        """All that is random in an epoch over `size` examples: int64 (k, size), of which row 0 is their order."""
+        """Draw all that is random in an epoch over `size` examples: int64 (k, size); row 0 is their order."""
 
     @abstractmethod
     def cut(self, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the examples that columns of `draw` (k, b) stand for."""
+        """Return inputs and targets of the examples that columns of `draw` (k, b) stand for."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return self
@@ -91,7 +91,7 @@ class Batches(ABC):
         self._ready.extend(zip(inputs.split(self._local), targets.split(self._local), strict=True))
 
     def _mine(self, draws: Tensor) -> Tensor:
-        """This rank's part of the epoch's draws: (k, batches_per_epoch, b)."""
+        """Return this rank's part of the epoch's draws: (k, batches_per_epoch, b)."""
         draws = draws[:, : self.batches_per_epoch * self._batch_size]
         draws = draws.view(len(draws), self.batches_per_epoch, self._batch_size)
         return draws[:, :, self._rank * self._local : (self._rank + 1) * self._local]
@@ -105,7 +105,7 @@ def epoch_generator(seed: int, epoch: int) -> torch.Generator:
 
 
 def placed(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
-    """The tensors of a data set on the device, or, where they would crowd it, on the host and ready to be copied."""
+    """Move a data set's tensors to the device; where they would crowd it, keep them on the host, ready to be copied."""
     if device.type != "cuda":
         return [tensor.to(device) for tensor in tensors]
     free, _ = torch.cuda.mem_get_info(device)

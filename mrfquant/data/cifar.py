@@ -66,7 +66,7 @@ def cifar10(
     border: Border = "zeros",
     cutout: Whole = 0,
 ) -> Images:
-    """Photographs, 32x32, 10 classes; the first 45,000 train, the last 5,000 of the training files validate.
+    """Read photographs, 32x32, 10 classes; the last 5,000 of the 50,000 training images validate.
 
     Args:
         statistics: the mean and deviation that images are normalised by; public networks take ImageNet's.
@@ -86,7 +86,7 @@ def cifar10(
 
 @dataset
 def cifar100(root: Path) -> Images:
-    """Photographs, 32x32, 100 fine classes; the first 45,000 train, the last 5,000 of the training file validate."""
+    """Read photographs, 32x32, 100 fine classes; the last 5,000 of the 50,000 training images validate."""
     fetch(root, [Download(URL + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", tuple(FILES100))])
     return _dataset(CIFAR100, root, FILES100, label_ranges=[20, 100])
 
@@ -109,7 +109,7 @@ def _dataset(
 
 
 def _read(path: Path, records: int, md5: str | None, label_ranges: list[int]) -> Split:
-    """The images of a file whose records hold one label byte for each of `label_ranges`; the last is the class."""
+    """Read the images of a file whose records hold one label byte for each of `label_ranges`; the last is the class."""
     leading = len(label_ranges)
     data = read_checked(path, records * (leading + PIXELS), md5).reshape(records, leading + PIXELS)
     labels, pixels = data[:, :leading], data[:, leading:]

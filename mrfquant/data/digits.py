@@ -23,7 +23,7 @@ FILE = Path(__file__).with_name("digits.npz")
 
 @dataset
 def digits(root: Path | None = None) -> Images:
-    """The 8x8 digits enlarged to MNIST's 28x28; 1,197 train, 300 validation, 300 test, the same at every call.
+    """Return the 8x8 digits enlarged to MNIST's 28x28: 1,197 train, 300 validation, 300 test, always the same.
 
     `root` is not used: the images are part of the package.
     """

@@ -16,8 +16,10 @@ Border = Literal["zeros", "reflection"]
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How images vary in training: each is cut at a random place out of itself with a border around it, and mirrored
-    left to right with probability 1/2; a square at a random place of it may be blanked.
+    """Random crops, mirroring and blanked squares for training images.
+
+    Each image is cut at a random place out of itself with a border around it, and mirrored left to right with
+    probability 1/2; a square at a random place of it may be blanked.
 
     Attributes:
         pad: width of the border, in pixels.
@@ -38,7 +40,7 @@ class Augmentation:
             raise BadInput(f"a border of {self.border!r} around images, expected {' or '.join(get_args(Border))}")
 
     def padded(self, images: Tensor) -> Tensor:
-        """Images uint8 (n, c, h, w) with their borders: (n, c, h + 2 pad, w + 2 pad)."""
+        """Return images uint8 (n, c, h, w) with their borders: (n, c, h + 2 pad, w + 2 pad)."""
         if self.cutout > min(sides := tuple(images.shape[2:])):
             raise BadInput(f"a cutout of {self.cutout} pixels in images of {sides}, expected at most {min(sides)}")
         if self.border == "zeros":
@@ -52,8 +54,11 @@ class Augmentation:
         return images
 
     def draw(self, size: int, sides: tuple[int, int], generator: torch.Generator) -> Tensor:
-        """The top and the left edge of each image's crop, whether it is mirrored, and, with a cutout, the top and the
-        left edge of that: int64 (3 or 5, size). `sides` are an image's height and width."""
+        """Draw the crops of `size` images, whether they are mirrored, and their cutouts: int64 (3 or 5, size).
+
+        Rows are the top and the left edge of the crop, the mirroring, and with a cutout its top and left edge. `sides`
+        are an image's height and width.
+        """
         corners = torch.randint(2 * self.pad + 1, (2, size), generator=generator)
         rows = [corners, torch.randint(2, (1, size), generator=generator)]
         if self.cutout:
@@ -61,7 +66,7 @@ class Augmentation:
         return torch.cat(rows)
 
     def blank(self, images: Tensor, top: Tensor, left: Tensor) -> Tensor:
-        """Zero, the mean, in squares of normalised images (b, c, h, w) whose edges are given, in place."""
+        """Set squares of normalised images (b, c, h, w), whose edges are given, to zero, the mean, in place."""
         down, across = (
             (torch.arange(side, device=images.device) - edge.to(images.device)[:, None]) // self.cutout == 0
             for side, edge in zip(images.shape[2:], (top, left), strict=True)
@@ -72,7 +77,7 @@ class Augmentation:
 def normalise(
     images: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """(images / 255 - mean) / std per channel, for `images` uint8 (n, c, h, w)."""
+    """Return (images / 255 - mean) / std per channel, for `images` uint8 (n, c, h, w)."""
     if images.dtype != torch.uint8:
         raise BadInput(f"images to normalise are {images.dtype}, expected torch.uint8")
     return _affine(images, *_scale_and_shift(mean, std, images.device, dtype))

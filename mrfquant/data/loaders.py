@@ -120,7 +120,7 @@ class LoaderStream:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Everything in a batch on the device."""
+    """Move everything in a batch to the device."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):

@@ -27,7 +27,7 @@ FILES = {  # name: size and md5 of the file, md5 of the compressed file that the
 
 @dataset
 def mnist(root: Path) -> Images:
-    """Handwritten digits, 28x28; the first 50,000 train, the last 10,000 of the training file validate, 10,000 test."""
+    """Read handwritten digits, 28x28; the last 10,000 of the 60,000 training images validate, 10,000 test."""
     fetch(root, [_download(name) for name in FILES if _present(root, name) is None])
     images, labels, test_images, test_labels = (_read(root, name) for name in FILES)
     images, labels = images[:, None], labels.long()

@@ -100,7 +100,7 @@ def _move(source: Path, target: Path) -> None:
 
 @contextmanager
 def _timeout(seconds: float) -> Iterator[None]:
-    """torchvision opens its connections without a time limit; give those opened meanwhile one."""
+    """Give connections that torchvision opens within the block a time limit, which it does not."""
     former = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

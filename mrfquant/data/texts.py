@@ -23,27 +23,27 @@ SHAKESPEARE_CHARACTERS = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmn
 
 @dataset
 def alice(root: Path | None = None, context: Count = 128) -> Tokens:
-    """Alice's Adventures in Wonderland, 146,000 characters that come with the package; `root` is not used."""
+    """Read Alice's Adventures in Wonderland, 146,000 characters in the package; `root` is not used."""
     return characters("alice", _alice(), context)
 
 
 @dataset
 def shakespeare(root: Path, context: Count = 128) -> Tokens:
-    """Tiny Shakespeare: a million characters of his plays, 65 different ones."""
+    """Read Tiny Shakespeare: a million characters of his plays, 65 different ones."""
     fetch(root, [Download(SHAKESPEARE_URL, SHAKESPEARE_MD5, (SHAKESPEARE,), archive=False)])
     data = read_checked(root / SHAKESPEARE, SHAKESPEARE_BYTES, SHAKESPEARE_MD5)
     return characters("shakespeare", data.tobytes().decode("ascii"), context, SHAKESPEARE_CHARACTERS)
 
 
 def shakespeare_stand_in(context: Count = 128) -> Tokens:
-    """Alice in the characters that Shakespeare's plays have, to try a configuration without the file."""
+    """Read Alice in the characters of Shakespeare's plays, to try a configuration without the file."""
     text = "".join(c for c in _alice() if c in SHAKESPEARE_CHARACTERS)
     return characters("shakespeare", text, context, SHAKESPEARE_CHARACTERS, stand_in=True)
 
 
 @dataset
 def text_file(root: Path, file: str, context: Count = 128) -> Tokens:
-    """The characters of a UTF-8 file, given by its path or by its name under the data root."""
+    """Read the characters of a UTF-8 file, given by its path or by its name under the data root."""
     path = _found(root, file)
     try:
         return characters(path.stem, _read(path).decode().replace("\r\n", "\n").replace("\r", "\n"), context)
@@ -53,7 +53,7 @@ def text_file(root: Path, file: str, context: Count = 128) -> Tokens:
 
 @dataset
 def byte_file(root: Path, file: str, context: Count = 128) -> Tokens:
-    """The bytes of any file, given by its path or by its name under the data root."""
+    """Read the bytes of any file, given by its path or by its name under the data root."""
     path = _found(root, file)
     return octets(path.stem, _read(path), context)
 

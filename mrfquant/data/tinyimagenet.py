@@ -38,8 +38,11 @@ REPAIR = f"put the right file there, or delete the folder {FOLDER} so that it is
 
 @dataset
 def tinyimagenet(root: Path) -> Images:
-    """Photographs, 64x64, 200 classes; 100,000 train. The 10,000 validation images are the test images as well, since
-    the labels of the official test images are not public."""
+    """Read photographs, 64x64, 200 classes; 100,000 train.
+
+    The 10,000 validation images are the test images as well, since the labels of the official test images are not
+    public.
+    """
     cache = root / f"{FOLDER}.npz"
     arrays = _read_cache(cache)
     if arrays is None:
@@ -76,7 +79,7 @@ def _read_cache(path: Path) -> dict[str, np.ndarray] | None:
 
 
 def _decode_folder(folder: Path) -> dict[str, np.ndarray]:
-    """`{train,val}_{images,labels}` and the names of the classes; labels follow the order of wnids.txt."""
+    """Write `{train,val}_{images,labels}` and the classes' names; labels follow the order of wnids.txt."""
     wnids = _lines(folder / "wnids.txt")
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
     name_of = _columns(folder / "words.txt")

@@ -66,7 +66,7 @@ class Tokens(Dataset):
         return WindowBatches(self.train, self.context, batch_size, seed, self.device, rank, world_size)
 
     def ordered(self, split: SplitName, batch_size: int = 100, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
-        """Windows side by side; the last, as short as the text leaves it, comes alone."""
+        """Yield windows side by side; the last, as short as the text leaves it, comes alone."""
         tokens = getattr(self, split)
         whole, rest = divmod(len(tokens) - 1, self.context)
         starts = torch.arange(whole, device=tokens.device)[rank::world_size] * self.context
@@ -109,7 +109,7 @@ class WindowBatches(Batches):
 
 
 def _windows(tokens: Tensor, starts: Tensor, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Windows of a length, and the same one place further: int64 (b, length) each."""
+    """Return windows of a length, and the same one place further: int64 (b, length) each."""
     places = starts[:, None] + torch.arange(length + 1, device=tokens.device)
     found = tokens[places].to(device, non_blocking=True).long()
     return found[:, :-1], found[:, 1:]

@@ -36,11 +36,11 @@ class Energy(ABC):
         cls.begins = cls.begin_step is not Energy.begin_step
 
     def prepare(self, budget: int | None, temperature: float) -> None:
-        """Hear about the run from the solver, before its first step and when the budget changes."""
+        """Receive the run's budget from the solver, before its first step and when it changes."""
         self.budget, self.temperature = budget, temperature
 
     def attach(self, labelling: Labelling) -> None:  # noqa: B027 - most energies read blocks only
-        """Meet the labelling before the first step, with the network whose parameters it has."""
+        """Receive the labelling before the first step, with the network whose parameters it has."""
 
     def begin_step(self, iteration: int, distributions: Distributions) -> None:  # noqa: B027 - most need one block only
         """Begin a step, when the gradients are there.

@@ -35,7 +35,7 @@ class LayerCurvature:
     trees: list[SpanningTree]
 
     def read(self, of: Tensor) -> Tensor:
-        """The part of a block's vector (m,) that belongs to the layer, as matrices (groups, rows, n)."""
+        """Return the part of a block's vector (m,) that belongs to the layer, as matrices (groups, rows, n)."""
         return self._view(of).reshape(*self.g.shape, -1)
 
     def write(self, to: Tensor, matrices: Tensor) -> None:
@@ -43,7 +43,7 @@ class LayerCurvature:
         self._view(to).copy_(matrices.reshape(self.weight.shape))
 
     def diagonal(self) -> Tensor:
-        """The curvature of each weight by itself: (groups, rows, n)."""
+        """Return the curvature of each weight by itself: (groups, rows, n)."""
         return self.g[..., None] * self.a.diagonal(dim1=-2, dim2=-1)[:, None]
 
     def _view(self, of: Tensor) -> Tensor:
@@ -101,11 +101,11 @@ class PairwiseEnergy(Energy):
         labelling.model.register_forward_hook(lambda _, given, output: gather(output))
 
     def curvatures(self, block: Block) -> list[LayerCurvature]:
-        """Of the layers in a block; empty before the first gathering."""
+        """Return the curvatures of the layers in a block; empty before the first gathering."""
         return self._curvatures.get(block.start, [])
 
     def diagonal(self, block: Block) -> Tensor | None:
-        """The curvature of each weight by itself, (m,); None before the first gathering."""
+        """Return the curvature of each weight by itself, (m,); None before the first gathering."""
         return self._diagonals.get(block.start)
 
     def value(self, p: Distribution) -> Tensor:
@@ -155,7 +155,7 @@ class PairwiseEnergy(Energy):
         return output.clone()  # for the network to go on with, in place if it likes
 
     def _gather(self, logits: Tensor) -> None:
-        """The forward of a batch has ended: if it was noted, bring it into the averages."""
+        """Bring a noted batch into the averages, once its forward has ended."""
         if not self._learning():
             return
         self._forwards += 1
@@ -179,7 +179,7 @@ class PairwiseEnergy(Energy):
         self._seen.clear()
 
     def _finite(self, logits: Tensor) -> bool:
-        """Whether the outputs are numbers, on all ranks. Waits for the device."""
+        """Return whether the outputs are finite on all ranks. Waits for the device."""
         return not present_team().total((~logits.isfinite()).sum()).item()
 
     def _average(self, name: str, new: list[Tensor]) -> None:
@@ -188,7 +188,7 @@ class PairwiseEnergy(Energy):
         self._averages[name] = [a.lerp(b, 1 - self.decay) for a, b in zip(old, new, strict=True)]
 
     def _rebuild(self) -> None:
-        """Curvatures and diagonals of the blocks, from the averages."""
+        """Compute curvatures and diagonals of the blocks from the averages."""
         spans = self._labelling.labelled.spans
         for block in self._labelling.blocks:
             self._curvatures[block.start], diagonal = [], torch.zeros_like(block.w)

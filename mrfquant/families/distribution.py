@@ -1,4 +1,4 @@
-"""What energies, diagnostics and sampling may ask about the labels of a block."""
+"""Distributions over the labels of a block, as energies, diagnostics and sampling ask for them."""
 
 from __future__ import annotations
 

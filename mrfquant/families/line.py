@@ -18,7 +18,7 @@ CLIP_SPACING = 0.5  # of the levels on the line of variables that are kept in th
 
 
 class LoopPlan(NamedTuple):
-    """What `loop` needs as long as beta stays: factors of the product, the kernel's arguments for the mean."""
+    """Arguments of `loop` as long as beta stays: factors of the product, the kernel's arguments for the mean."""
 
     betas: Betas
     product: tuple[float, float, float]

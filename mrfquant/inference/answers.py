@@ -1,4 +1,4 @@
-"""What can be asked of a solver at any time: the rounded network, samples, figures, its state."""
+"""Questions to a solver at any time: the rounded network, samples, figures, its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes that train one network together do beside their steps: start alike, average gradients, join states.
+"""Several processes that train one network: they start alike, average gradients and join their states.
 
 They keep all variables each, or share them: then a solver has a shard of every block, and works on it as it would on a
 whole one.

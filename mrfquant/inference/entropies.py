@@ -23,7 +23,7 @@ class Entropy(ABC):
 
     @abstractmethod
     def projection(self, block: Block, softmax: Softmax, energy: Energy) -> Projection:
-        """The map from ũ to that u for the variables of a block; `softmax` is what it is without interactions."""
+        """Return the map from ũ to that u for a block's variables; `softmax` is the map without interactions."""
 
 
 @configurable
@@ -53,7 +53,7 @@ class TreeEntropy(Entropy):
         return TreeSoftmax(block, softmax, pairwise, self)
 
     def trees(self, layer: LayerCurvature) -> list[SpanningTree]:
-        """Of each group of a layer."""
+        """Return the spanning tree of each group of a layer."""
         return layer.trees if self.depth is None else [tree.cut(self.depth) for tree in layer.trees]
 
 
@@ -110,7 +110,7 @@ class TreeSoftmax(Projection):
         return self._layers() if self.softmax.jacobian == "exact" else []
 
     def _marginals(self, layer: LayerCurvature, aux: Tensor, beta: float) -> Tensor:
-        """u of the layer's weights, (d, groups, rows, n), from planes of the block (d, m)."""
+        """Return u of the layer's weights, (d, groups, rows, n), from planes of the block (d, m)."""
         logits = torch.stack([layer.read(plane) for plane in aux]) * beta
         parts = [
             tree.sum_product(part.transpose(1, 2), x, couplings * beta)[0].transpose(1, 2)
@@ -119,7 +119,7 @@ class TreeSoftmax(Projection):
         return torch.stack(parts, 1)
 
     def _pair_marginals(self, layer: LayerCurvature, aux: Tensor, beta: float) -> Tensor:
-        """t of the layer's weights, (groups, rows, n), from ã (m,) of the block."""
+        """Return t of the layer's weights, (groups, rows, n), from ã (m,) of the block."""
         if self.block.levels.middle:
             u = self._marginals(layer, torch.stack([-aux, aux]), beta)
             return u[1] - u[0]
@@ -137,7 +137,7 @@ class TreeSoftmax(Projection):
         return torch.stack(parts)
 
     def _product(self, layer: LayerCurvature, g: Tensor, aux: Tensor, beta: float) -> Tensor:
-        """The gradient of <g, u> with respect to ũ, (d, groups, rows, n): the covariances of the tree times g."""
+        """Return the gradient of <g, u> by ũ, (d, groups, rows, n): the covariances of the tree times g."""
         with torch.enable_grad():
             leaf = aux.detach().requires_grad_()
             u = self._marginals(layer, leaf, beta)
@@ -146,7 +146,7 @@ class TreeSoftmax(Projection):
         return torch.stack([layer.read(plane) for plane in product])
 
     def _fields(self, layer: LayerCurvature) -> Iterator[tuple[SpanningTree, Tensor, Tensor]]:
-        """For each group the tree, the values of the labels (d, n or 1, rows or 1) and the couplings (n, rows)."""
+        """Yield each group's tree, values of the labels (d, n or 1, rows or 1) and couplings (n, rows)."""
         scales = self._scales(layer)
         for group, tree in enumerate(self.entropy.trees(layer)):
             x = self.block.q[:, None, None]
@@ -159,5 +159,5 @@ class TreeSoftmax(Projection):
 
     @staticmethod
     def _edges(layer: LayerCurvature, group: int, tree: SpanningTree) -> Tensor:
-        """A of each variable and its parent: (n, 1)."""
+        """Return the entry of A for each variable and its parent: (n, 1)."""
         return layer.a[group].gather(1, tree.above[:, None])

@@ -11,7 +11,9 @@ from mrfquant.labelling import Labelling
 
 
 class FrozenParameters:
-    """What belongs to parameters that ask for no gradient now: their variables, weights and learned scales.
+    """Variables, weights and learned scales of parameters that do not require a gradient now.
+
+    The optimizer and annealing move them, so they are brought back after each.
 
     The optimizer moves them, and so does annealing: they are brought back after each.
 

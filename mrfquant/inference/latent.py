@@ -1,5 +1,7 @@
-"""Baselines that keep a latent weight for each weight instead of a distribution: BinaryConnect, ProxQuant and
-straight-through training."""
+"""Baselines that keep latent weights instead of a distribution.
+
+BinaryConnect, ProxQuant and straight-through training.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class LatentInference(Inference):
         return w
 
     def update(self, block: Block, x: Tensor) -> Tensor | None:
-        """The loss's own, straight through whatever makes the weights of the latent ones."""
+        """Return the gradient of the loss, straight through the map from latent weights to weights."""
         return block.scaled(block.g)
 
     def labels(self, block: Block, x: Tensor) -> Tensor:

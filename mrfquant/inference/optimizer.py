@@ -1,4 +1,4 @@
-"""What makes a solver an optimizer like any other, for schedulers, gradient scalers and training frameworks."""
+"""The interface of torch.optim.Optimizer for solvers: schedulers, gradient scalers and training frameworks use it."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
 
 
 def _refuse(closure: Callable[[], float] | None = None) -> None:
-    """Stands in the place of the inner optimizer's step."""
+    """Replace the inner optimizer's step and refuse to be called."""
     raise BadInput("this optimizer drives a solver's variables and trains nothing by itself: call solver.step()")
 
 

@@ -37,13 +37,13 @@ class ChainedOptimizer(torch.optim.Optimizer):
             part.step()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """To the last of them."""
+        """Add a group to the last part."""
         if self.parts:  # not yet in torch's own __init__
             self.parts[-1].add_param_group(param_group)
             self._join()
 
     def state_dict(self) -> dict[str, Any]:
-        """That of each of them."""
+        """Return the states of all parts."""
         return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ class ByShape:
         self.by_shape = True  # what the solver asks a recipe for
 
     def __call__(self, parameters: list[Any]) -> ChainedOptimizer:
-        """The two, for tensors or for groups of them."""
+        """Build both optimizers, for tensors or for groups of them."""
         groups = parameters if parameters and isinstance(parameters[0], dict) else [{"params": parameters}]
         return ChainedOptimizer(
             self.matrices(_only(groups, lambda tensor: tensor.dim() == 2)),
@@ -99,6 +99,6 @@ class ByShape:
 
 
 def _only(groups: list[dict[str, Any]], fits: Callable[[Tensor], bool]) -> list[dict[str, Any]]:
-    """The groups with those of their tensors that fit, one at least."""
+    """Return the groups with only those of their tensors that fit; one empty group if none does."""
     kept = [{**group, "params": [tensor for tensor in group["params"] if fits(tensor)]} for group in groups]
     return [group for group in kept if group["params"]] or [{"params": []}]

@@ -16,7 +16,7 @@ Solver = Any  # an Inference, whose file imports this one
 
 
 class Report:
-    """What a solver's labels look like, and what has changed since the last look."""
+    """Figures of a solver's labels, and of their changes since the last look."""
 
     def __init__(self, solver: Solver) -> None:
         self.solver = solver
@@ -35,8 +35,10 @@ class Report:
 
     @torch.no_grad()
     def figures(self) -> dict[str, float]:
-        """Return the share of labels that changed since the last look; with a distribution, its mean entropy in bits
-        per weight and the share of weights it has decided."""
+        """Return the share of labels that changed since the last look, and figures of the distribution if there is one.
+
+        Those are its mean entropy in bits per weight and the share of weights it has decided.
+        """
         solver, m = self.solver, len(self.solver.labelling)
         if not m:
             return {}

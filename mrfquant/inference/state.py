@@ -1,4 +1,4 @@
-"""What is saved of a solver, and how it goes on from there."""
+"""Saving a solver, and going on from what was saved."""
 
 from __future__ import annotations
 

@@ -82,8 +82,10 @@ def heat_bath(local, first, c, temperature, state):
 
 @jit()
 def sweep(field, labels, local, begin, end, times, temperature, state):
-    """Draw labels for variables begin .. end so many times, with two labels by Metropolis' rule; at temperature 0 take
-    the cheapest. Return what the energy has changed by."""
+    """Draw labels for variables begin .. end so many times; return the change of the energy.
+
+    Two labels are drawn by Metropolis' rule; at temperature 0 the cheapest is taken.
+    """
     change = 0.0
     for _ in range(times):
         for v in range(begin, end):

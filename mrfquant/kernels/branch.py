@@ -14,8 +14,11 @@ MIN_BOUND_GAIN = 0.01  # neighbours are visited after a visit that raises the bo
 
 @jit()
 def visit(field, unary, lam, v, free, limit, total, value, out):
-    """Move to a variable what its factors can give, drop labels that cannot be below the limit, share the rest; return
-    the number of labels left. Raises total (1,), the bound; value (cards,) becomes the costs above the least."""
+    """Tighten the bound at a variable: take over what its factors can give, drop labels, share the rest.
+
+    Labels go that cannot be below the limit; return the number that is left. Raises total (1,), the bound; value
+    (cards,) becomes the costs above the least.
+    """
     begin, end = field.near[v], field.near[v + 1]
     first, c = field.first[v], field.cards[v]
     for at in range(begin, end):
@@ -100,8 +103,10 @@ def possible(field, unary, v):
 
 @jit()
 def propagate(field, unary):
-    """Set labels to inf in `unary` that some factor forbids with all possible labels of its other variables, until no
-    label changes. A variable is visited again only when a neighbour has lost a label."""
+    """Set labels to inf in `unary` that some factor forbids with all possible labels of its other variables.
+
+    Ends when no label changes. A variable is visited again only when a neighbour has lost a label.
+    """
     n = len(field.cards)
     out, free, lam = np.empty(field.cards.max()), np.full(n, -1), np.zeros(field.start[-1])
     queue, waiting, at = np.arange(n), np.ones(n, np.bool_), np.array([0, n])
@@ -148,8 +153,9 @@ def cheapest(field, unary, liked, v):
 
 @jit()
 def search(field, costs, unary, lam, total, limit, margin, budget, weight, liked, labels):
-    """Search until nothing is left, or until the budget of table entries is used. Return whether the search is
-    complete, the least energy found or the limit, and the number of entries read.
+    """Search until nothing is left, or until the budget of table entries is used.
+
+    Return whether the search is complete, the least energy found or the limit, and the number of entries read.
 
     Args:
         costs: by place, the field's own unary costs.

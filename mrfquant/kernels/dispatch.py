@@ -83,7 +83,7 @@ def tree_marginals(
     factors: Tensor,
     scale: Tensor | None,
 ) -> Tensor:
-    """t (rows, n) of two labels on a tree; see `mrfquant.pairwise.trees.SpanningTree.pair_marginals`.
+    """Return t (rows, n) of two labels on a tree; see `mrfquant.pairwise.trees.SpanningTree.pair_marginals`.
 
     Args:
         order: the variables that have a parent, parents before their children. parents: of the variables.

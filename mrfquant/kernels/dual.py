@@ -11,8 +11,11 @@ from mrfquant.kernels.layout import jit
 
 @jit(fastmath={"nnan", "nsz"})  # so that minima use vector instructions; inf remains what it is
 def smallest(field, lam, s, fixed, out):
-    """Write to out (cards,) the factor's least cost for each label of slot s, over its other variables but those with a
-    label in fixed (n,) of at least 0, and without the slot's own `lam`."""
+    """Write the factor's least cost for each label of slot s to out (cards,).
+
+    The minimum is over its other variables but those with a label in fixed (n,) of at least 0, and without the slot's
+    own `lam`.
+    """
     f = field.factor[s]
     begin, end, at = field.begin[f], field.begin[f + 1], field.table[f]
     labels, step = field.cards[field.scope[s]], field.stride[s]

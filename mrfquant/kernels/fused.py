@@ -1,4 +1,4 @@
-"""What compiled loops have to know: the map from variables to their mean, costs of labels, an optimizer's rule."""
+"""Descriptions for compiled loops: the map from variables to their mean, costs of labels, an optimizer's rule."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Mean:
 
     @classmethod
     def of_line(cls, p: Sequence[float], spacing: float, grid: int, beta: float) -> Mean:
-        """The mean of p under u ∝ exp(beta (a p - s p² / 2)), over the highest p.
+        """Return the map to the mean of p under u ∝ exp(beta (a p - s p² / 2)), over the highest p.
 
         At large beta only the nearest levels count: the others have less of u than a float's precision.
 
@@ -96,7 +96,7 @@ NO_COSTS = Costs(np.zeros(0, np.int64), np.zeros((0, 2), np.float32), np.zeros(2
 
 
 class Rule(NamedTuple):
-    """What an optimizer does to a tensor; who follows it counts Adam's step.
+    """An optimizer's update of a tensor; whoever applies it counts Adam's step.
 
     Attributes:
         kind: 'adam' or 'sgd'.

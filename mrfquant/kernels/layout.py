@@ -19,8 +19,11 @@ def jit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 class Layout(NamedTuple):
-    """n variables and F factors of two variables or more; a *slot* is a variable of a factor, a *place* is a label of
-    a variable in a vector where the labels of a variable follow each other."""
+    """n variables and F factors of two or more variables, as flat arrays.
+
+    A *slot* is a variable of a factor, a *place* is a label of a variable in a vector where the labels of a variable
+    follow each other.
+    """
 
     cards: np.ndarray  # (n,) labels of each variable
     first: np.ndarray  # (n + 1,) place of its label 0

@@ -91,8 +91,10 @@ def adopt(i, first, head, sister, rest, tree, parent, stamp, far, time):
 
 @jit()
 def max_flow(first, head, sister, rest, terminal, tree):
-    """Return the maximum flow from the source to the sink; changes `rest` and `terminal`, and sets tree (n,) to SOURCE
-    for the nodes on the source's side of a minimum cut."""
+    """Return the maximum flow from the source to the sink.
+
+    Changes `rest` and `terminal`, and sets tree (n,) to SOURCE for the nodes on the source's side of a minimum cut.
+    """
     n = len(tree)
     parent, stamp, far = np.full(n, NONE), np.zeros(n, np.int64), np.zeros(n, np.int64)
     queue, waiting, begin, end = np.empty(n, np.int64), np.zeros(n, np.bool_), 0, 0  # a ring of nodes that may grow

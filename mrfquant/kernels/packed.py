@@ -83,8 +83,10 @@ def compiled() -> Callable[..., None] | None:
 def add_products(
     x: np.ndarray, words: np.ndarray, levels: np.ndarray, n: int, out: np.ndarray, start: int, stop: int
 ) -> None:
-    """Add x Wᵀ to out (b, rows) [:, start:stop], for x (b, columns), words (words, rows) of eight bytes of a row each,
-    levels (d,) and n labels per byte."""
+    """Add x Wᵀ to out (b, rows) [:, start:stop], for x (b, columns).
+
+    W is given as words (words, rows) of eight bytes of a row each, levels (d,) and n labels per byte.
+    """
     d, byte = len(levels), np.uint64(255)
     tables = np.zeros((8, 256), np.float32)
     t0, t1, t2, t3 = tables[0], tables[1], tables[2], tables[3]

@@ -29,7 +29,7 @@ LANES = 8  # floats that torch moves at once; it rounds those that are left over
 
 @intrinsic
 def fma(context, a, b, c):
-    """a b + c, rounded once."""
+    """Compute a b + c, rounded once."""
 
     def generate(context, builder, signature, args):
         return builder.fma(*args)
@@ -39,7 +39,7 @@ def fma(context, a, b, c):
 
 @jit(error_model="numpy")  # not contracted: only where it says so
 def adam(x, g, average, square, settings, whole):
-    """A step of Adam, for torch's order of rounding in the first `whole` variables; may overwrite g.
+    """Take a step of Adam, in torch's order of rounding for the first `whole` variables; may overwrite g.
 
     Its settings are those that `counted` returns.
     """
@@ -59,7 +59,7 @@ def adam(x, g, average, square, settings, whole):
 
 @jit(error_model="numpy")
 def sgd(x, g, momentum_buffer, settings, whole):
-    """A step of SGD, likewise, with the settings of its `Rule`; without momentum the buffer is empty."""
+    """Take a step of SGD with the settings of its `Rule`; without momentum the buffer is empty."""
     decay, momentum, share, rate = settings[0], settings[1], settings[2], settings[3]
     if decay != 0:
         for j in range(len(x)):
@@ -77,7 +77,7 @@ def sgd(x, g, momentum_buffer, settings, whole):
 
 @jit(error_model="numpy")
 def move(x, g, w, runs, levels, product, ends, costs, curve, points, by_adam, settings, average, square, *how):
-    """A step of the variables x along the gradient g on the weights w, which are set anew; g is cleared.
+    """Move the variables x along the gradient g on the weights w, which are set anew; g is cleared.
 
     Args:
         runs: scales, or none; where their runs end; the place of the first weight among these.

@@ -26,8 +26,10 @@ def contact(field, v, inside):
 
 @jit()
 def grow(field, root, size, state, inside, seen, edge, order, parent):
-    """Grow a tree from a variable into `order` and `parent`; return its size. inside (n,) and seen (n,) are all False,
-    `inside` becomes the members; edge (n,) is room for candidates."""
+    """Grow a tree from a variable into `order` and `parent`; return its size.
+
+    inside (n,) and seen (n,) are all False, `inside` becomes the members; edge (n,) is room for candidates.
+    """
     count, waiting = 0, 1
     edge[0] = root
     seen[root] = True
@@ -65,8 +67,11 @@ def given(field, s, labels):
 
 @jit()
 def pass_up(field, labels, inside, v, up, total, pair, choice):
-    """Add to a member's costs `total`, by place, those of its factors given the labels outside; then its best costs to
-    its parent's. choice (n, labels) becomes v's best label for each of the parent's; `pair` is room for a table."""
+    """Add the costs of a member's factors, given the labels outside; pass its best costs up to its parent.
+
+    `total` has costs by place; choice (n, labels) becomes v's best label for each of the parent's; `pair` is room for a
+    table.
+    """
     c, first = field.cards[v], field.first[v]
     high = field.cards[up] if up >= 0 else 0
     for x in range(c):

@@ -76,7 +76,7 @@ class FlatParameters:
         return self.w.numel()
 
     def view(self, name: str, of: Tensor) -> Tensor:
-        """The part of the vector `of` (m,) that belongs to the parameter `name`, in its shape."""
+        """Return the part of the vector `of` (m,) that belongs to the parameter `name`, in its shape."""
         return part_of(of, self._parameters[name], self.spans[name][0])
 
     def collect(self) -> None:
@@ -153,12 +153,12 @@ class FlatParameters:
         return self._parameters[name]
 
     def span_of(self, names: Iterable[str]) -> tuple[int, int]:
-        """Where parameters that follow each other are, all together."""
+        """Return the common span of parameters that follow each other."""
         spans = [self.spans[name] for name in names]
         return spans[0][0], spans[-1][1]
 
     def frozen(self) -> list[tuple[int, int]]:
-        """The spans of the parameters that do not ask for a gradient at the moment."""
+        """Return the spans of the parameters that do not ask for a gradient at the moment."""
         return [self.spans[name] for name, p in self._parameters.items() if not p.requires_grad]
 
     def check_not_written(self) -> None:
@@ -192,7 +192,7 @@ class FlatParameters:
         self.mark_clean()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy has vectors of its own: its parameters are views of them, at other places."""
+        """Give a copy vectors of its own: its parameters are views of them, at other places."""
         self.__dict__.update(state)
         for name, p in self._parameters.items():
             p.data = self.view(name, self._seen_w)
@@ -200,7 +200,7 @@ class FlatParameters:
 
 
 def part_of(vector: Tensor, like: Tensor, start: int) -> Tensor:
-    """The values of a vector from `start` on, as a view with the shape and the strides of `like`."""
+    """Return the values of a vector from `start` on, as a view with the shape and the strides of `like`."""
     return vector.as_strided(like.shape, like.stride(), vector.storage_offset() + start)
 
 

@@ -164,7 +164,7 @@ class Labelling:
             self.scales.set(self._scales_of_labels(self.scales))
 
     def initial_weights(self) -> Tensor:
-        """A random start (m,): Xavier-uniform for tensors of two or more dimensions, N(0, 0.1²) for the others."""
+        """Draw weights (m,): Xavier-uniform for tensors of two or more dimensions, N(0, 0.1²) for the others."""
         start = torch.empty_like(self.labelled.w)
         for name in self.labelled.spans:
             _random_start(self.labelled.view(name, start))
@@ -227,7 +227,7 @@ class Labelling:
         return [n for n, (first, _) in self.labelled.spans.items() if block.start <= first < block.start + block.m]
 
     def select(self, which: str | Sequence[str] | Callable[..., Any], setting: str) -> set[str]:
-        """The names of labelled parameters that patterns of names choose, or what the argument `which` takes.
+        """Return the names of labelled parameters that patterns, a preset or a function choose.
 
         Args:
             which: a list of patterns, the name of a preset, or a function from the network to names.
@@ -251,7 +251,7 @@ class Labelling:
         return found
 
     def summary(self) -> str:
-        """A table of what is labelled, with which levels, scale and bits, and what stays free."""
+        """Return a table of what is labelled, with which levels, scale and bits, and what stays free."""
         rows = [["parameter", "shape", "levels", "scale", "bits"]]
         for name, p in self.model.named_parameters():
             shape = "x".join(map(str, p.shape)) or "1"
@@ -281,7 +281,7 @@ class Labelling:
         self.free.zero_gradient()
 
     def block_of(self, name: str) -> Block:
-        """The block that the labelled parameter `name` belongs to."""
+        """Return the block that the labelled parameter `name` belongs to."""
         first, last = self.labelled.spans[name]
         return next(block for block in self.blocks if block.start <= first and last <= block.start + block.m)
 
@@ -363,7 +363,7 @@ def _random_magnitude(tensor: Tensor) -> float:
 def _sets_by_name(
     names: Mapping[str, Sequence[str]], levels: Levels | Mapping[str, Levels] | None, exclude: Sequence[str]
 ) -> dict[str, LevelSet]:
-    """The level set of every labelled parameter, in their order, given all the names of each of them."""
+    """Return the level set of every labelled parameter, in their order, given all the names of each of them."""
     if levels is None:
         if exclude:
             raise BadInput(

@@ -44,7 +44,7 @@ class LevelSet:
 
     @property
     def middle(self) -> float:
-        """Of the lowest and the highest level."""
+        """The mean of the lowest and the highest level."""
         return (self.values[0] + self.values[-1]) / 2
 
     @property
@@ -60,6 +60,6 @@ class LevelSet:
 
 @configurable
 def uniform(bits: Bits, limit: Positive = 1.0) -> LevelSet:
-    """2^bits evenly spaced levels from -limit to limit."""
+    """Return 2^bits evenly spaced levels from -limit to limit."""
     d = 2**bits
     return LevelSet([limit * (2 * i / (d - 1) - 1) for i in range(d)])

@@ -98,7 +98,7 @@ class Scales:
         self.weights = RunScales(labelled.w.new_ones(count), self.lengths.cumsum(0), 0, len(labelled))
 
     def average(self, x: Tensor, start: int = 0, of: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """The mean over each run (c,) of values (m,), or of those of the weights from `start` on that x has.
+        """Return the mean over each run (c,) of values (m,), or of those of the weights from `start` on that x has.
 
         Args:
             of: a function of the values of a parameter, whose mean it is then.
@@ -113,7 +113,7 @@ class Scales:
         self.weights.values[first : first + len(values)] = values
 
     def span(self, first: int, last: int) -> slice:
-        """The place among all runs of those of the parameter from `first` to `last` of the labelled vector."""
+        """Return the place among all runs of those of the parameter from `first` to `last` of the labelled vector."""
         return self._places[first, last]
 
     def runs(self, first: int, last: int) -> Runs:
@@ -150,11 +150,11 @@ class Runs:
         return row.repeat(self.rows)
 
     def firsts(self, x: Tensor) -> Tensor:
-        """The first value of every run, of values in the parameter's shape: (count,)."""
+        """Return the first value of every run, of values in the parameter's shape: (count,)."""
         return x.reshape(self.rows, self.columns)[:, :: self.size].flatten()
 
     def means(self, x: Tensor) -> Tensor:
-        """The mean over every run of values (rows x columns,): (count,)."""
+        """Return the mean over every run of values (rows x columns,): (count,)."""
         rows, whole = x.view(self.rows, self.columns), self.columns // self.size
         means = rows[:, : whole * self.size].reshape(self.rows, whole, self.size).mean(2)
         if whole < self.in_row:
@@ -162,7 +162,7 @@ class Runs:
         return means.flatten()
 
     def largest(self, x: Tensor) -> Tensor:
-        """The largest over every run of values (rows x columns,) that are not negative: (count,)."""
+        """Return the largest over every run of values (rows x columns,) that are not negative: (count,)."""
         rows = functional.pad(x.view(self.rows, self.columns), (0, self.in_row * self.size - self.columns))
         return rows.view(self.rows, self.in_row, self.size).amax(2).flatten()
 

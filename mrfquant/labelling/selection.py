@@ -104,7 +104,7 @@ def coverage(
 
 
 def everything(model: nn.Module) -> set[str]:
-    """Every trainable parameter, biases and norms too, as in the paper."""
+    """Select every trainable parameter, biases and norms too, as in the paper."""
     return {name for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -127,14 +127,14 @@ def warn_of_unknown_layers(model: nn.Module, on_levels: Collection[str], types: 
 
 
 def inner_weights(model: nn.Module) -> set[str]:
-    """The weights of all layers but the first and the last, in the order in which the network lists them."""
+    """Return the weights of all layers but the first and the last, in the order in which the network lists them."""
     found = weights(model)
     ordered = [name for name, p in model.named_parameters() if name in found and p.requires_grad]
     return set(ordered[1:-1])
 
 
 def norms_and_biases(model: nn.Module) -> set[str]:
-    """What is usually left out of weight decay: parameters of fewer than two dimensions, and those of norms."""
+    """Return what weight decay usually leaves out: parameters of fewer than two dimensions, and those of norms."""
     of_norms = {id(p) for module in model.modules() if isinstance(module, NORMS) for p in module.parameters()}
     return {name for name, p in model.named_parameters() if p.dim() < 2 or id(p) in of_norms}
 

@@ -28,19 +28,22 @@ class Shards:
         self.room = self.length * team.world_size
 
     def span(self, first: int, last: int, rank: int | None = None) -> tuple[int, int]:
-        """What a process, this one by default, has of the vector from `first` to `last`."""
+        """Return the part of the vector from `first` to `last` that a process has, this one by default."""
         begin = self.length * (self.team.rank if rank is None else rank)
         start = min(max(first, begin), last)
         return start, max(start, min(last, begin + self.length))
 
     def cut(self, x: Tensor, first: int, last: int) -> Tensor:
-        """This process's part of values (..., last - first), which belong to the vector from `first` to `last`."""
+        """Return this process's part of values (..., last - first) from `first` to `last` of the vector."""
         start, stop = self.span(first, last)
         return x[..., start - first : stop - first]
 
     def joined(self, x: Tensor, first: int, last: int) -> Tensor:
-        """The values of all processes (..., last - first), of which x is this one's part; with the leader only, on the
-        host, the others get their own. Row after row, so that the device needs memory for one."""
+        """Return the values (..., last - first) of all processes, of which x is this one's part.
+
+        With the leader only, on the host, the others get their own. Row after row, so that the device needs memory for
+        one.
+        """
         sizes = [stop - start for start, stop in (self.span(first, last, r) for r in range(self.team.world_size))]
         rows = [self.team.collect(row.contiguous(), sizes) for row in (x[None] if x.dim() == 1 else x)]
         if not self.team.leads:

@@ -1,5 +1,7 @@
-"""Networks: the paper's, with batch norm that has nothing to learn; ResNet-20 and its like; a
-network that learns fast; a GPT."""
+"""Networks: the paper's, ResNet-20 and its like, a network that learns fast, and a GPT.
+
+The paper's have batch norm without learnable parameters.
+"""
 
 from mrfquant.models.gpt import GPT
 from mrfquant.models.paper import VGG, LeNet5, LeNet300, ResNet

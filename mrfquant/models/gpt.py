@@ -59,7 +59,7 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=0.02 / (2 * layers) ** 0.5 if name.endswith("out.weight") else 0.02)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """Token numbers (b, t) to logits (b, t, classes).
+        """Map token numbers (b, t) to logits (b, t, classes).
 
         Args:
             cache: [] at first; is filled with what later calls, with the tokens that follow, need of these.

@@ -32,7 +32,7 @@ class Layered(nn.Module):
     layers: nn.Sequential
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (b, c, h, w) to logits (b, classes)."""
+        """Map images (b, c, h, w) to logits (b, classes)."""
         return self.layers(x)
 
 
@@ -158,6 +158,6 @@ class ResNet(nn.Module):
         self.classifier = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (b, c, h, w) to logits (b, classes)."""
+        """Map images (b, c, h, w) to logits (b, classes)."""
         x = self.stages(functional.relu(self.stem(x)))
         return self.classifier(x.mean((2, 3)))

@@ -50,7 +50,7 @@ class CifarResNet(nn.Module):
         self.linear = nn.Linear(CHANNELS[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (b, c, h, w) to logits (b, classes)."""
+        """Map images (b, c, h, w) to logits (b, classes)."""
         x = functional.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         return self.linear(x.mean((2, 3)))

@@ -19,7 +19,7 @@ ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 
 def group(inputs: int, outputs: int, activation: type[nn.Module]) -> nn.Sequential:
-    """Two convolutions, the first pooled by 2 before its norm."""
+    """Build two convolutions, the first pooled by 2 before its norm."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
         nn.MaxPool2d(2),
@@ -33,8 +33,10 @@ def group(inputs: int, outputs: int, activation: type[nn.Module]) -> nn.Sequenti
 
 @network
 class WhitenedNet(nn.Module):
-    """A fixed stem whose filters whiten the patches of the training images, three groups of two convolutions, and a
-    linear layer on the largest activation of each channel; 1.97 million parameters.
+    """A small convolutional network that learns fast: 1.97 million parameters.
+
+    A fixed stem whose filters whiten the patches of the training images, three groups of two convolutions, and a linear
+    layer on the largest activation of each channel.
 
     Args:
         shape: (channels, height, width) of an image, sides of at least 17.
@@ -78,6 +80,6 @@ class WhitenedNet(nn.Module):
             self.stem.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (b, c, h, w) to logits (b, classes)."""
+        """Map images (b, c, h, w) to logits (b, classes)."""
         x = self.groups(self.activation(self.stem(x)))
         return self.head(x.amax((2, 3)))

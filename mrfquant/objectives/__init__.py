@@ -1,4 +1,4 @@
-"""What a network is trained for: the loss, and the figures by which it is judged."""
+"""Objectives: the loss of a network, and the figures by which it is judged."""
 
 from mrfquant.objectives.base import Objective, outputs_of
 from mrfquant.objectives.classification import CrossEntropy, NextToken

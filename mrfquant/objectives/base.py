@@ -43,14 +43,14 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """What training minimises: a mean over the batch, to call backward on."""
+        """Return the loss to minimise: a mean over the batch, to call backward on."""
 
     def training_loss(self, outputs: Tensor, targets: Tensor, inputs: Any) -> Tensor:
-        """`loss` for a training batch, of which the inputs are known, too."""
+        """Return `loss` for a training batch, of which the inputs are known, too."""
         return self.loss(outputs, targets)
 
     def attach(self, model: nn.Module) -> None:  # noqa: B027 - most objectives need nothing of it
-        """The network as the run starts it, before it is labelled."""
+        """Receive the network as the run starts it, before it is labelled."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs of it."""
@@ -66,16 +66,16 @@ class Objective(ABC):
 
     @abstractmethod
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """What `figures` needs of a batch, as sums over its examples; the last is the number of terms."""
+        """Return the sums over a batch that `figures` needs; the last is the number of terms."""
 
     @abstractmethod
     def figures(self, sums: Sequence[float]) -> dict[str, float]:
-        """A value for the name of every metric, from the sums over all batches."""
+        """Return a value for the name of every metric, from the sums over all batches."""
 
     @abstractmethod
     def predictions(self, outputs: Tensor) -> Tensor:
-        """The outputs as something that may be averaged over several networks, such as probabilities."""
+        """Turn outputs into something that may be averaged over several networks, such as probabilities."""
 
     @abstractmethod
     def score(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
-        """The figures of predictions, averaged over networks or not: a value for the name of each of `scores`."""
+        """Return the figures of predictions, averaged over networks or not: a value for each name of `scores`."""

@@ -78,7 +78,7 @@ def _is_layer(node: Node, index: int) -> bool:
 
 
 def _fold_batch_norm(graph: Graph, node: Node, weights: Mapping[str, IntegerWeight]) -> None:
-    """y = a (W x + b - mean) + beta becomes (a W) x + (a (b - mean) + beta): a goes into the scale of W's rows."""
+    """Turn y = a (W x + b - mean) + beta into (a W) x + (a (b - mean) + beta): a scales W's rows."""
     layer = _producer(node.inputs[0]) if node.op_type == "BatchNormalization" else None
     weight = None if layer is None or layer.op_type not in LAYERS else layer.inputs[1]
     if layer is None or weight is None or weight.name not in weights:
@@ -110,7 +110,7 @@ def _producer(value: Value | None) -> Node | None:
 def _quantize(
     proto: ModelProto, weights: Mapping[str, IntegerWeight], batches: Sequence[Mapping[str, np.ndarray]]
 ) -> ModelProto:
-    """ONNX Runtime's quantization, with the integers and scales of the weights given."""
+    """Run ONNX Runtime's quantization with the given integers and scales of the weights."""
     import onnx
     from onnxruntime import quantization
 
@@ -143,7 +143,7 @@ def _quantize(
 
 
 def _left_float(proto: ModelProto, weights: Mapping[str, IntegerWeight]) -> Iterator[str]:
-    """Nodes that are not quantized: layers with other weights, and sums with constants."""
+    """Return nodes that are not quantized: layers with other weights, and sums with constants."""
     constants = {tensor.name for tensor in proto.graph.initializer}
     for node in proto.graph.node:
         other_weights = node.op_type in LAYERS and node.input[1] not in weights
@@ -172,7 +172,7 @@ def calibration_reader(batches: Sequence[Mapping[str, np.ndarray]]) -> Any:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without what the library prints and advises."""
+    """Silence what the library prints and advises."""
     level = logging.root.level
     logging.root.setLevel(logging.ERROR)
     try:
@@ -194,7 +194,7 @@ def _leave_float(graph: Graph, index: int) -> None:
 
 
 def _derive_bias_scale(graph: Graph, name: str) -> None:
-    """The scale of a layer's bias, which is the input's times the weight's, and its zero point, 0 as is the default."""
+    """Set the scale of a layer's bias (the input's times the weight's) and its zero point, 0."""
     from onnx_ir.tape import Tape
 
     for dequantize, _ in graph.initializers[name].uses():

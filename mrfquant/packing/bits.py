@@ -21,7 +21,7 @@ MOST_ROOM, MOST_FACTOR = 2**26, 100  # bytes that compressed labels may take, an
 
 
 def label_bits(d: int) -> int:
-    """Bits of a label: ceil(log2 d)."""
+    """Return the bits of a label: ceil(log2 d)."""
     return (d - 1).bit_length()
 
 
@@ -31,7 +31,7 @@ def packed_size(count: int, d: int, encoding: Encoding) -> int:
 
 
 def pack(labels: Tensor, d: int, encoding: Encoding = "bits") -> Tensor:
-    """Labels from 0 to d - 1 of any shape, in C order, as uint8 (bytes,)."""
+    """Pack labels from 0 to d - 1 of any shape, in C order, as uint8 (bytes,)."""
     if not 1 <= d <= MOST:
         raise BadInput(f"{d} levels, expected 1 to {MOST}")
     flat = labels.reshape(-1).cpu().numpy()

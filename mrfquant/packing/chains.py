@@ -118,12 +118,12 @@ class PackedChains:
 
     @property
     def block(self) -> tuple[Any, ...]:
-        """What parameters of the same kind have in common in a file: bits and memory, encoding, chain."""
+        """Bits and memory, encoding and chain: parameters that share them are listed together in a file."""
         return (self.trellis.bits, self.trellis.memory), self.encoding, self.chain
 
     @property
     def parts(self) -> dict[str, Tensor]:
-        """What a file has beside the labels."""
+        """The tensors that a file has beside the labels."""
         return {"scale": self.scale, COLUMNS: self.columns}
 
     def record(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ KEYS = {"format", "network", "input_info", "blocks", "origin", "sha256"}  # and 
 
 @dataclass
 class PackedNetwork:
-    """What a file holds.
+    """A network as a file holds it.
 
     Attributes:
         name: of the network, as in `mrfquant.models.NETWORKS`.
@@ -154,7 +154,7 @@ def packed_network(model: nn.Module) -> PackedNetwork:
 
 
 def _blocks(parameters: dict[str, Packed], after: str) -> list[list[Any]]:
-    """Parameters by what they have in common: [levels, encoding, {name: shape}], and the group size or chain if any."""
+    """Group parameters by what they share: [levels, encoding, {name: shape}], and a group size or chain."""
     blocks: dict[tuple[Any, ...], dict[str, list[int]]] = {}
     for name, p in parameters.items():
         blocks.setdefault(p.block, {})[name] = list(p.shape)
@@ -167,7 +167,7 @@ def _blocks(parameters: dict[str, Packed], after: str) -> list[list[Any]]:
 def _parameter(
     name: str, levels: Any, encoding: Any, shape: Any, size: list[Any], tensors: dict[str, Tensor], room: int
 ) -> Packed:
-    """One packed parameter, taken out of the tensors; its labels may take as many bytes as there is `room` for."""
+    """Take one packed parameter out of the tensors; its labels may have as many bytes as there is `room` for."""
     compressed = isinstance(encoding, str) and encoding.endswith(DEFLATED)
     encoding = encoding.removesuffix(DEFLATED) if compressed else encoding
     sizes = [size for size in shape if isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**40]
@@ -218,7 +218,7 @@ def _parsed_levels(
 
 
 def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of a file whose checksum is right."""
+    """Read metadata and tensors of a file, and check its checksum."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "is not there"
         raise BadInput(f"{path} {what}: give a file written by mrfquant pack")
@@ -244,7 +244,7 @@ def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 
 def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
-    """SHA-256 of all metadata but itself and of all tensors, by name."""
+    """Return SHA-256 of all metadata but itself and of all tensors, by name."""
     digest = hashlib.sha256()
     for key in sorted(metadata.keys() - {"sha256"}):
         digest.update(f"{key}={metadata[key]}\n".encode())

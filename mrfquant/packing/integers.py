@@ -26,7 +26,7 @@ LARGEST = 64  # where AVX2 adds two products with 8-bit activations in 16 bits, 
 
 
 def integer_levels(levels: tuple[float, ...], largest: int = LARGEST) -> tuple[np.ndarray, float] | None:
-    """Levels as integers up to `largest` times a step, as small as can be; None where they are no such multiples."""
+    """Return levels as integers times a step, at most `largest`; None where they are no such multiples."""
     q = np.asarray(levels)
     top = float(np.abs(q).max())
     for n in range(1, largest + 1):

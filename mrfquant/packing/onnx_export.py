@@ -141,7 +141,7 @@ def to_onnx(
 
 
 def _in_float(model: nn.Module, packed: Mapping[str, PackedParameter]) -> nn.Module:
-    """A copy of the network in float32 and evaluation mode; packed weights of half precision as they are before it."""
+    """Copy the network in float32 and evaluation mode; packed weights of half precision keep their values."""
     network = copy.deepcopy(model).cpu().eval()
     whole = {
         name: packed[name].values()
@@ -209,14 +209,14 @@ def _varying(given: Any) -> dict[int, Any] | None:
 
 
 def _floats(arguments: Any) -> Any:
-    """Arguments with half-precision tensors in float32, as the network's parameters are."""
+    """Convert arguments' half-precision tensors to float32, as the network's parameters are."""
     return torch.utils._pytree.tree_map(
         lambda given: given.float() if isinstance(given, Tensor) and given.is_floating_point() else given, arguments
     )
 
 
 def _fix_shapes(graph: Graph) -> None:
-    """Constants for the shapes that things are brought to, where all but one dimension are known."""
+    """Write constants for target shapes of which all but one dimension are known."""
     for node in graph:
         shape = node.outputs[0].shape if node.op_type == "Reshape" else None
         if shape is None or sum(not isinstance(size, int) for size in shape) > 1:
@@ -240,7 +240,7 @@ def _array(given: Tensor) -> np.ndarray:
 
 
 def _shorten_names(graph: Graph, kept: set[str]) -> None:
-    """Numbers for names that nobody asks for: in a small network they would outweigh the weights."""
+    """Number names that nobody asks for: in a small network they would outweigh the weights."""
     public = {id(value) for value in (*graph.inputs, *graph.outputs)}
     values = [value for node in graph for value in node.outputs if id(value) not in public]
     values += [value for value in graph.initializers.values() if value.name not in kept]

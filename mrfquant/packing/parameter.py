@@ -98,13 +98,13 @@ class PackedParameter:
 
     @property
     def block(self) -> tuple[Any, ...]:
-        """What parameters of the same kind have in common in a file: levels, encoding, group size if there is one."""
+        """Levels, encoding and group size, if any: parameters that share them are listed together in a file."""
         size = () if self.group_size is None else (self.group_size,)
         return (self.levels, self.encoding, *size)
 
     @property
     def parts(self) -> dict[str, Tensor]:
-        """What a file has beside the labels."""
+        """The tensors that a file has beside the labels."""
         parts = {"scale": self.scale, "zero": self.zero}
         return {part: tensor for part, tensor in parts.items() if tensor is not None}
 
@@ -124,12 +124,12 @@ class PackedParameter:
 
 
 def in_columns(scale: Tensor, group_size: int, columns: int) -> Tensor:
-    """Scales (rows, runs) as those of every weight: (rows, columns)."""
+    """Return scales (rows, runs) as those of every weight: (rows, columns)."""
     return scale[:, :, None].expand(-1, -1, group_size).flatten(1)[:, :columns]
 
 
 def _affine(level: Tensor, scale: Tensor | None, zero: Tensor | None) -> Tensor:
-    """level * scale + zero, rounded after each."""
+    """Compute level * scale + zero, rounded after each."""
     value = level if scale is None else level * scale
     return value if zero is None else value + zero
 

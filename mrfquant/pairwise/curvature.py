@@ -32,8 +32,11 @@ def groups(layer: Layer) -> int:
 
 
 def second_moments(layer: Layer, inputs: Tensor, sample_pixels: bool = False) -> Tensor:
-    """Return A of a batch of the layer's inputs: (groups, n, n). With `sample_pixels`, from a random sample of a
-    convolution's output pixels, so small that A costs about as much as the layer's forward pass."""
+    """Return A of a batch of the layer's inputs: (groups, n, n).
+
+    With `sample_pixels`, from a random sample of a convolution's output pixels, so small that A costs about as much as
+    the layer's forward pass.
+    """
     if isinstance(layer, nn.Linear):
         return _gram(inputs.reshape(-1, layer.in_features))[None] / len(inputs)
     patches, share = _patches(layer, inputs, sample_pixels)  # (b, c, p, kh, kw)
@@ -52,9 +55,11 @@ def pixels_drawn(layer: nn.Conv2d, pixels: int) -> int:
 def output_curvature(
     layers: Sequence[Layer], outputs: Sequence[Tensor], logits: Tensor, samples: int | None = None
 ) -> list[Tensor]:
-    """Return g of every layer, (rows,) each, for the mean cross-entropy of softmax(logits); the layers' outputs are in
-    the graph of the logits (b, classes). With `samples`, labels are drawn from the predictions; None is exact
-    and takes a backward pass per class."""
+    """Return g of every layer, (rows,) each, for the mean cross-entropy of softmax(logits).
+
+    The layers' outputs are in the graph of the logits (b, classes). With `samples`, labels are drawn from the
+    predictions; None is exact and takes a backward pass per class.
+    """
     p = logits.detach().softmax(1)
     classes = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)
     if samples is None:
@@ -73,8 +78,10 @@ def output_curvature(
 
 
 def damped(a: Tensor, share: float) -> Tensor:
-    """Add a fraction of the mean diagonal entry of A (..., n, n) to the diagonal, and all of it for inputs that are
-    always 0."""
+    """Add a fraction of A's mean diagonal entry to the diagonal of A (..., n, n).
+
+    Inputs that are always 0 get all of it.
+    """
     diagonal = a.diagonal(dim1=-2, dim2=-1)
     mean = diagonal.mean(-1, keepdim=True)
     mean = torch.where(mean > 0, mean, torch.ones_like(mean))

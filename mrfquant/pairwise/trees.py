@@ -72,8 +72,11 @@ class SpanningTree:
         return [(j, p) for below, above in self.levels for j, p in zip(below.tolist(), above.tolist(), strict=True)]
 
     def sum_product(self, logits: Tensor, x: Tensor, couplings: Tensor) -> tuple[Tensor, Tensor]:
-        """Return marginals (d, n, rows) and log of the normaliser (rows,), for logits (d, n, rows), values x of the
-        labels (d, n or 1, rows or 1) and couplings c (n, rows), of which the root's is ignored."""
+        """Return marginals (d, n, rows) and the logarithm of the normaliser (rows,).
+
+        Given are logits (d, n, rows), values x of the labels (d, n or 1, rows or 1) and couplings c (n, rows), of which
+        the root's is ignored.
+        """
         beliefs, messages = self._upward(logits, x, couplings, torch.logsumexp)
         log_normaliser = beliefs[:, self.roots].logsumexp(0).sum(0)
         for below, above in self.levels:

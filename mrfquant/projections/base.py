@@ -67,8 +67,10 @@ class Projection(ABC):
         return torch.cat(parts, out=out)
 
     def mean_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:
-        """Return the gradient with respect to a (m,), in the sense of `Line`, of what has the gradient δ (m,) with
-        respect to t (m,)."""
+        """Return the gradient with respect to a (m,), in the sense of `Line`.
+
+        Given is the gradient δ (m,) with respect to t (m,).
+        """
         return (self.pair_vjp if line.is_pair else self._vjp_of_planes)(t, delta, beta, aux, line)
 
     def pair_vjp(self, t: Tensor, delta: Tensor, beta: float, aux: Tensor, line: Line) -> Tensor:

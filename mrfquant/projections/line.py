@@ -77,7 +77,7 @@ class Line:
 
 
 def _grid(levels: Sequence[float]) -> int:
-    """Into how many equal steps levels from -x to x cut the line, if they lie on its points; 0 if they do not."""
+    """Return the number of equal steps into which levels cut the line from -x to x; 0 if they are not even."""
     steps = [high - low for low, high in itertools.pairwise(levels)]
     whole = [step / min(steps) for step in steps]
     symmetric = all(abs(low + high) < 1e-4 for low, high in zip(levels, reversed(levels), strict=True))

@@ -83,7 +83,7 @@ class Hardmax(Projection):
 
 
 def _descending(z: Tensor) -> list[Tensor]:
-    """The planes of z (d, m) sorted for each variable, the largest first."""
+    """Return the planes of z (d, m) sorted for each variable, the largest first."""
     if len(z) > 8:
         return list(z.sort(dim=0, descending=True).values)
     planes = list(z)

@@ -44,7 +44,7 @@ PANELS = (
 
 
 def panels_of(groups: Sequence[Group]) -> list[Panel]:
-    """The diagrams of some groups: validation by each metric that they are judged by, then what all runs record."""
+    """Return the diagrams of some groups: validation by each metric that judges them, then what all runs record."""
     metrics = {group.metric.name: group.metric for group in groups}
     validation = [
         Panel(
@@ -82,7 +82,7 @@ def curve(runs: Sequence[Run], metric: str) -> Curve | None:
 
 
 def panel_curves(panel: Panel, groups: Sequence[Group]) -> list[tuple[int, bool, Curve]]:
-    """(number of the group, whether thin, curve) of everything to draw in a panel."""
+    """Return (number of the group, whether thin, curve) of everything to draw in a panel."""
     found = []
     for thin, metric in ((False, panel.metric), (True, panel.thin)):
         for number, group in enumerate(groups):

@@ -52,7 +52,7 @@ class Group:
 
     @property
     def metric(self) -> Metric:
-        """What its runs are judged by."""
+        """The metric by which its runs are judged."""
         return Metric.of(self.runs[0].fields)
 
     def best(self) -> float | None:

@@ -43,7 +43,7 @@ def page(groups: Sequence[Group], by: Sequence[str] | None, notes: Sequence[str]
 
 
 def embedded(value: Any) -> str:
-    """JSON that cannot end the script element it lies in, whatever strings it holds."""
+    """Return JSON that cannot end the script element it lies in, whatever strings it holds."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

@@ -1,5 +1,6 @@
-"""The paper's tables, and ours of networks that it does not have, as cells: a configuration each, with the accuracy
-that the paper reports.
+"""The paper's tables, and ours of networks that it does not have, as cells.
+
+A cell is a configuration, with the accuracy that the paper reports.
 
 Figures: Ajanthan, Dokania, Hartley, Torr, "Proximal Mean-field for Neural Network Quantization", ICCV 2019; the column
 PMF retuned is from the authors' later settings in their repository.

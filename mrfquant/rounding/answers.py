@@ -155,8 +155,10 @@ class RoundedNetwork:
 
 
 class Journal:
-    """Results in a folder, a file for each weight; without a folder it stores nothing. The key identifies the call: a
-    folder with another key is refused."""
+    """Results in a folder, a file for each weight; without a folder it stores nothing.
+
+    The key identifies the call: a folder with another key is refused.
+    """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, key: str = "") -> None:
         self.folder = None if folder is None else Path(folder)

@@ -60,8 +60,10 @@ class RoundChains(LayerSolver):
         )
 
     def round(self, w: Tensor, a: Tensor, shape: torch.Size) -> tuple[RoundedChains, float]:
-        """Round weights w (n, rows) of a parameter, with the second moments a (n, n) of its inputs, in the basis where
-        they are mixed; return them with their energy."""
+        """Round weights w (n, rows) of a parameter in the basis where inputs are mixed; return them with their energy.
+
+        a (n, n) has the second moments of its inputs.
+        """
         apart = chains_apart(w.shape[1])
         mixing = Mixing.fitted(w, a, each=apart)
         mixed = mixing.weights(w)
@@ -166,8 +168,10 @@ class Chains:
         self._refit()
 
     def _greedy(self, factor: Tensor) -> None:
-        """Take the best path of one column after the other; the remaining real weights compensate for its error. Row j
-        of `factor` says how those after j do it."""
+        """Take the best path of one column after the other; the remaining real weights compensate for its error.
+
+        Row j of `factor` says how those after j do it.
+        """
         w, scale = self.problem.w.clone(), self.problem.scale[0]
         for start in range(0, len(w), FIELD_BLOCK):
             stop = min(len(w), start + FIELD_BLOCK)

@@ -33,8 +33,10 @@ class RowStatistics:
 
 
 class LayerStatistics:
-    """Second moments of a weight's inputs and cross moments with its target outputs, of a trained weight, over a number
-    of batches; the generator draws the output pixels that are used."""
+    """Second moments of a weight's inputs and cross moments with its target outputs, over some batches.
+
+    The generator draws the output pixels that are used.
+    """
 
     def __init__(self, name: str, weight: Tensor, batches: int, generator: torch.Generator) -> None:
         self.name, self.weight, self.batches, self.generator = name, weight, batches, generator
@@ -70,8 +72,10 @@ class LayerStatistics:
             sums.inputs += len(x)
 
     def parts(self) -> Iterator[tuple[slice, RowStatistics]]:
-        """Yield the rows that share inputs, and their sums: all rows, except in grouped convolutions and
-        cross-attention. Rows that no input reaches get A = I."""
+        """Yield the rows that share inputs, and their sums.
+
+        All rows, except in grouped convolutions and cross-attention. Rows that no input reaches get A = I.
+        """
         w = self.w
         ends = sorted({0, len(w)}.union(*self._rows))
         for first, last in itertools.pairwise(ends):
@@ -84,8 +88,10 @@ class LayerStatistics:
                 yield slice(first, last), RowStatistics(torch.eye(w.shape[1]).to(w), w[first:last], 1)
 
     def _outputs(self, exact: Use, present: Use, positions: Tensor) -> Tensor:
-        """Return the outputs (columns, rows) of the float network without the bias, corrected for the error of the
-        rounded network's shortcut, so that the sum with that shortcut is right."""
+        """Return the outputs (columns, rows) of the float network without the bias.
+
+        They are corrected for the error of the rounded network's shortcut, so that the sum with that shortcut is right.
+        """
         product = exact.product
         assert product is not None
         y = product.at(product.output, positions).to(self.w.dtype)
@@ -114,9 +120,12 @@ class NormStatistics:
             sums[2] += values.square().sum(1, dtype=sums.dtype)
 
     def transfer(self, norm: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
-        """Change the norm's trained mean and variance as rounding changes them on the batches: with k the ratio of the
-        standard deviations, they become mean k + E[rounded] - E[float] k and variance k². Unlike an estimate on the
-        batches alone, this keeps what the statistics owe to the training data, such as its augmentation."""
+        """Change the norm's trained mean and variance as rounding changes them on the batches.
+
+        With k the ratio of the standard deviations, they become mean k + E[rounded] - E[float] k and variance k².
+        Unlike an estimate on the batches alone, this keeps what the statistics owe to the training data, such as its
+        augmentation.
+        """
         count, total, squares = self._sums.unbind(1)
         means = total / count.clamp(min=1)
         before, after = (squares / count.clamp(min=1) - means.square()).clamp(min=0)

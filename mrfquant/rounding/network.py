@@ -1,5 +1,8 @@
-"""Round a trained network layer by layer: each layer gets its inputs from the rounded layers before it, and should give
-the outputs that it has in the float network."""
+"""Round a trained network layer by layer.
+
+Each layer gets its inputs from the rounded layers before it, and should give the outputs that it has in the float
+network.
+"""
 
 import json
 import math

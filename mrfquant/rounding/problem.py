@@ -146,9 +146,11 @@ class LayerProblem:
         return replace(self, scale=scale[self.group], zero=None if self.zero is None else zero[self.group])
 
     def refit_scales(self, labels: Tensor) -> LayerProblem:
-        """Return the problem with least-squares scales and zero points for these labels, fitted for all groups of a
-        row together. Rows keep theirs where a scale has the wrong sign, or where the type in which scales are stored
-        takes away what they gain."""
+        """Return the problem with least-squares scales and zero points for these labels.
+
+        They are fitted for all groups of a row together. Rows keep theirs where a scale has the wrong sign, or where
+        the type in which scales are stored takes away what they gain.
+        """
         v = self.levels[labels]
         columns = [v] if self.zero is None else [v, torch.ones_like(v[:, :1])]
         groups, rows = self.groups, self.w.shape[1]
@@ -173,8 +175,10 @@ class LayerProblem:
         return self._where(good.expand_as(self.w), fitted)
 
     def sweep(self, values: Tensor, update: Callable[[int, Tensor], Tensor]) -> None:
-        """Update values (n, rows), the weights or their means, one variable after the other: `update` takes a variable
-        j and its field sum over i of A_ji (w_i - w°_i), (rows,), and returns w_j."""
+        """Update values (n, rows), the weights or their means, one variable after the other.
+
+        `update` takes a variable j and its field sum over i of A_ji (w_i - w°_i), (rows,), and returns w_j.
+        """
         errors = values - self.w
         for start in range(0, self.n, FIELD_BLOCK):
             block = slice(start, min(self.n, start + FIELD_BLOCK))

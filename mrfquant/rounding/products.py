@@ -94,8 +94,11 @@ class Product:
         return self.given["weight"].dim() - 2
 
     def positions(self, batches: int, generator: torch.Generator) -> Tensor:
-        """Draw output pixels: as many as make second moments cost about as much as the layer's forward pass, and
-        enough for INPUTS_PER_WEIGHT in all batches."""
+        """Draw output pixels for second moments.
+
+        As many as make them cost about as much as the layer's forward pass, and enough for INPUTS_PER_WEIGHT in all
+        batches.
+        """
         pixels = math.prod(self.output.shape[-self.space :]) if self.space else 1
         rows, n = self.rows // self.form.groups, self.form.matrix(self.given["weight"]).shape[1]
         images = self.output.numel() // (pixels * self.rows)

@@ -47,8 +47,10 @@ class _Usage:
 
 
 class StepFinder(Watch):
-    """Finds the calibration steps, and in `read` the units whose outputs are read by others than the next unit; `place`
-    returns the present position in the forward pass."""
+    """Finds the calibration steps, and the units in `read`, whose outputs are read by others than the next unit.
+
+    `place` returns the present position in the forward pass.
+    """
 
     def __init__(self, weights: Mapping[str, Tensor], norms: Mapping[str, nn.Module], place: Callable[[], int]) -> None:
         super().__init__(weights, norms)

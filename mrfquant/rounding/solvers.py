@@ -52,8 +52,9 @@ class RoundNearest(LayerSolver):
 
 @configurable
 class RoundGPTQ(LayerSolver):
-    """Greedy with error feedback (Frantar et al., 2023): one weight after the other takes its nearest level, and the
-    remaining real weights compensate for the error.
+    """Greedy with error feedback (Frantar et al., 2023).
+
+    One weight after the other takes its nearest level, and the remaining real weights compensate for the error.
 
     Args:
         scales: factors of each row's initial scale; all are tried, and the best of each row is kept. In the end scales
@@ -90,8 +91,10 @@ class RoundGPTQ(LayerSolver):
 
 @configurable
 class RoundICM(LayerSolver):
-    """Iterated conditional modes: each weight takes its best level given the others, and each row its best scale, until
-    nothing changes; then again after random kicks. It starts from gptq's answer by activation.
+    """Iterated conditional modes, from gptq's answer by activation.
+
+    Each weight takes its best level given the others, and each row its best scale, until nothing changes; then again
+    after random kicks.
 
     Args:
         scales: of gptq.
@@ -117,8 +120,10 @@ class RoundICM(LayerSolver):
 
 @configurable
 class RoundMeanField(LayerSolver):
-    """Annealed sequential mean-field: the mean of each variable is that of softmax(-beta E), given the means of the
-    others. It starts from the trained weights and ends with `icm`; its scales are those of gptq's best answer.
+    """Annealed sequential mean-field, from the trained weights; it ends with `icm`.
+
+    The mean of each variable is that of softmax(-beta E), given the means of the others. Its scales are those of gptq's
+    best answer.
 
     Args:
         scales: of gptq.
@@ -155,9 +160,10 @@ class RoundMeanField(LayerSolver):
 
 @configurable
 class RoundTree(RoundMeanField):
-    """Moves along the maximum spanning tree of |A|, from the answers of mean-field and of `icm`, until none lowers the
-    energy: the best labels of the whole tree by max-product, with the other couplings at the present labels, and the
-    best labels of both ends of every edge. Where all couplings lie on the tree, it is exact.
+    """Moves along the maximum spanning tree of |A|, from the answers of mean-field and of `icm`.
+
+    Until none lowers the energy: the best labels of the whole tree by max-product, with the other couplings at the
+    present labels, and the best labels of both ends of every edge. Where all couplings lie on the tree, it is exact.
 
     The tree is used at zero temperature only: annealed with its correlations, means overshoot on dense couplings.
     """
@@ -199,8 +205,10 @@ def mean_field_sweep(problem: LayerProblem, means: Tensor, beta: Tensor) -> None
 
 
 def descend(problem: LayerProblem, labels: Tensor, tree: SpanningTree | None = None) -> Answer:
-    """Alternate label moves (of single variables; with a tree, also along its edges and of the whole tree) and least
-    squares for the scales, until no move lowers the energy."""
+    """Alternate label moves and least squares for the scales, until no move lowers the energy.
+
+    Moves are of single variables; with a tree, also along its edges and of the whole tree.
+    """
     labels, fitted = labels.clone(), problem
     active = torch.arange(labels.shape[1], device=labels.device)  # rows that may still change
     for _ in range(JOINT_ROUNDS):
@@ -284,8 +292,10 @@ def _descend_compiled(problem: LayerProblem, labels: Tensor, kicks: int = 0, mov
 
 
 def _tree_moves(problem: LayerProblem, labels: Tensor, tree: SpanningTree) -> Tensor:
-    """Choose the best labels of the whole tree, with the couplings off it at the present labels, in the rows where they
-    are better; then those of every two neighbours in the tree, given the others."""
+    """Choose the best labels of the whole tree, in the rows where they are better; then those of its edges.
+
+    Couplings off the tree are at the present labels; an edge is two neighbours in the tree, given the others.
+    """
     errors, diagonal = problem.values(labels) - problem.w, problem.a.diagonal()[:, None]
     couplings, fields = torch.zeros_like(errors), problem.a @ errors - diagonal * errors
     for below, above in tree.levels:

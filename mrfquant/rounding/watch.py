@@ -59,8 +59,9 @@ UNKNOWN = Origin()
 
 
 class Watch(TorchFunctionMode):
-    """Records in `uses`, while it is active, the uses of those `pending` weights, not rounded yet, and norms that are
-    `wanted`. Raises StopForward after `enough` uses; with `sums`, once all their outputs have been added to something.
+    """Records the uses of `pending` weights, not rounded yet, and of norms that are `wanted`, in `uses`.
+
+    Raises StopForward after `enough` uses; with `sums`, once all their outputs have been added to something.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""What a run leaves on the disk: files that are whole or absent, checkpoints, the run's folder."""
+"""Files of a run: whole or absent, checkpoints, the run's folder."""

@@ -158,7 +158,7 @@ class Checkpoints:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a file could not be written: what the system said, also where torch hides it behind an error of its own."""
+    """Return why a file could not be written: the system's message, also if torch hides it behind its own."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if error.__context__ is not None:

@@ -60,7 +60,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MOST_TEXT) -> bytes:
-    """The bytes of an ordinary file of at most `most` bytes; an OSError for anything else, as a pipe or a device."""
+    """Read an ordinary file of at most `most` bytes; raise OSError for anything else, such as a pipe or a device."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe without a writer would wait
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

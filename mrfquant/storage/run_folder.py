@@ -106,7 +106,7 @@ class RunFolder:
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Within the block no other process can own this run; what killed ones were writing is cleaned."""
+        """Own this run within the block: no other process can; what killed ones were writing is cleaned."""
         path = self.path / ".lock"
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)

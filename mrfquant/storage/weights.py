@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor]:
-    """A state dict from a .pt or .safetensors file, or the best model of the run in a folder; nothing is executed.
+    """Read a state dict from a .pt or .safetensors file, or the best model of a run's folder; executes nothing.
 
     The checksums in a .pt file are compared. Files of safetensors have none: where the digest of a file lies beside it,
     as `sha256sum model.safetensors > model.safetensors.sha256` writes it, it is compared.

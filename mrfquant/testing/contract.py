@@ -1,4 +1,4 @@
-"""What the contracts share: the part under test, its level sets, and that it is a good citizen of gin."""
+"""The base of all contracts: the part under test, its level sets, and tests of its settings in gin."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Quadratic(nn.Module):
             self.register_parameter(name, nn.Parameter(start))
 
     def loss(self) -> Tensor:
-        """Of the present weights; 0 is the best."""
+        """Return the toy loss of the present weights; 0 is the least."""
         parts = [(self.curvatures[n] * (w - self.targets[n]) ** 2).sum() for n, w in self.named_parameters()]
         return torch.stack(parts).sum() / 2
 
 
 def seeded(seed: int) -> None:
-    """`torch.manual_seed` for the CPU only: without its calls for devices that contracts do not use, which take ms."""
+    """Seed the CPU's generator only: `torch.manual_seed` takes milliseconds for devices that are not used."""
     torch.default_generator.manual_seed(seed)
 
 
@@ -73,7 +73,7 @@ class Contract:
         return self.part.__name__
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Every check that takes `levels` is made for each level set."""
+        """Make every check that takes `levels` for each level set."""
         if "levels" in metafunc.fixturenames:
             names = ["no levels" if levels is None else f"{len(levels)} levels" for levels in self.level_sets]
             metafunc.parametrize("levels", self.level_sets, ids=names)
@@ -105,7 +105,7 @@ class Contract:
                 self.build(**{**self.settings, parameter: _Wrong()})
 
     def build(self, **settings: Any) -> Any:
-        """The part with other settings, on a toy problem."""
+        """Build the part with other settings, on a toy problem."""
         raise NotImplementedError
 
     def _settings_of_gin(self) -> list[str]:

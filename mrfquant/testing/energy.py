@@ -19,7 +19,7 @@ Levels = Sequence[float]
 
 
 class EnergyContract(Contract):
-    """What solvers rely on. Inherit it and name your energy:
+    """Contract test of energies. Inherit it and name your energy:
 
         class TestMyEnergy(EnergyContract):
             part = MyEnergy
@@ -38,11 +38,11 @@ class EnergyContract(Contract):
     constant: ClassVar[bool] = False
 
     def make(self, labelling: Labelling, **settings: Any) -> Energy:
-        """The energy for a labelling."""
+        """Build the energy for a labelling."""
         return self.part(**{**self.settings, **settings})
 
     def loss(self, model: Any) -> Tensor:
-        """The loss of a step; what it draws comes from torch's generator."""
+        """Return the loss of a step; what it draws comes from torch's generator."""
         return model.loss()
 
     def advance(self, energy: Energy, labelling: Labelling) -> list[Distribution]:
@@ -71,7 +71,7 @@ class EnergyContract(Contract):
         return self.make(self.problem(self.level_sets[0])[1], **settings)
 
     def started(self, levels: Levels) -> Iterator[tuple[Energy, Labelling]]:
-        """The energy before its first step, on each kind of labelling; the same at every call."""
+        """Yield the energy before its first step, on each kind of labelling; the same at every call."""
         for kind in ("plain", "scaled", "two level sets"):
             model, _ = self.problem(levels)
             first, *_ = dict(model.named_parameters())
@@ -83,7 +83,7 @@ class EnergyContract(Contract):
             yield energy, labelling
 
     def at_work(self, levels: Levels) -> Iterator[tuple[Energy, Distribution]]:
-        """The energy in the middle of a run: one block at a time, with its present distribution."""
+        """Yield the energy in the middle of a run: one block at a time, with its present distribution."""
         for energy, labelling in self.started(levels):
             self._steps(energy, labelling)
             for p in self.advance(energy, labelling):
@@ -151,7 +151,7 @@ class EnergyContract(Contract):
                 assert same, "begun twice, a step has another value or gradient, and state_dict knows of no memory"
 
     def test_what_a_step_brings_is_seen_in_that_step(self, levels: Levels) -> None:
-        """Of two energies with one past, that which meets other weights, gradients and u gives another gradient."""
+        """Check that two energies with one past give different gradients for different weights, gradients and u."""
         if self.constant:
             return
         for (one, first), (two, second) in zip(self.started(levels), self.started(levels), strict=True):

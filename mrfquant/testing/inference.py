@@ -18,7 +18,7 @@ Levels = Sequence[float] | None
 
 
 class InferenceContract(Contract):
-    """What the trainer and the other parts rely on. Inherit it and name your solver:
+    """Contract test of solvers. Inherit it and name your solver:
 
         class TestMySolver(InferenceContract):
             part = MySolver
@@ -36,18 +36,18 @@ class InferenceContract(Contract):
     left: ClassVar[float] = 0.3
 
     def optimizer(self, tensors: list[torch.Tensor]) -> torch.optim.Optimizer:
-        """What drives the variables."""
+        """Build the optimizer of the variables."""
         return torch.optim.Adam(tensors, lr=0.05)
 
     def make(self, labelling: Labelling, **settings: Any) -> Inference:
-        """The solver on a labelling."""
+        """Build the solver on a labelling."""
         return self.part(labelling, self.optimizer, **{**self.settings, **settings})
 
     def build(self, **settings: Any) -> Inference:
         return self.make(self.problem(self.level_sets[0])[1], **settings)
 
     def solver(self, levels: Levels, **problem: Any) -> tuple[Quadratic, Inference]:
-        """A toy network and the solver at its start, the same at every call."""
+        """Build a toy network and the solver at its start, the same at every call."""
         model, labelling = self.problem(levels, **problem)
         inference = self.make(labelling)
         inference.budget = self.steps
@@ -159,7 +159,7 @@ class InferenceContract(Contract):
 
     @staticmethod
     def _scaled(labelling: Labelling, name: str, levels: Sequence[float]) -> torch.Tensor:
-        """Every level of a parameter, times its scales: (d, *shape)."""
+        """Return every level of a parameter, times its scales: (d, *shape)."""
         w = labelling.model.get_parameter(name)
         scale = torch.ones_like(w)
         if labelling.scale is not None and name in labelling.labelled.spans:
@@ -173,7 +173,7 @@ class InferenceContract(Contract):
 
     @staticmethod
     def _reordered(x: torch.Tensor, source: Any, target: Any) -> torch.Tensor:
-        """Values along the last dimension in the order of another labelling of the same parameters."""
+        """Return values along the last dimension in the order of another labelling of the same parameters."""
         return torch.cat([x[..., slice(*source.spans[name])] for name in target.spans], -1) if len(source) else x
 
 

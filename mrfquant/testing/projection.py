@@ -18,7 +18,7 @@ SPACING = 0.3  # of levels on a line
 
 
 class ProjectionContract(Contract):
-    """What solvers rely on. Inherit it and name your projection:
+    """Contract test of projections. Inherit it and name your projection:
 
         class TestMyProjection(ProjectionContract):
             part = MyProjection
@@ -40,7 +40,7 @@ class ProjectionContract(Contract):
     at_small_beta: ClassVar[Literal["uniform", "vertex"] | None] = "uniform"
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Every check that takes `labels` is made for each number of them."""
+        """Make every check that takes `labels` for each number of them."""
         if "labels" in metafunc.fixturenames:
             metafunc.parametrize("labels", self.label_counts, ids=[f"{d} labels" for d in self.label_counts])
 
@@ -48,7 +48,7 @@ class ProjectionContract(Contract):
         return self.part(**{**self.settings, **settings})
 
     def jacobian(self, u: Tensor, aux: Tensor, beta: float) -> Tensor:
-        """The matrix of each variable that products are made with, (d, d, m): entry i, j is that of u_i and ũ_j.
+        """Return the matrix of each variable that products are made with, (d, d, m): entry i, j is that of u_i and ũ_j.
 
         A product is its transpose times g - mean(g). By default it is the derivative of u_i by ũ_j, nan for the
         variables that have a kink or a jump within the step of the finite differences.
@@ -232,7 +232,7 @@ def _line(labels: int, dtype: torch.dtype = torch.float64) -> Line:
 
 
 def _extremes(labels: int) -> Iterator[tuple[str, Tensor, float]]:
-    """Small and large ũ (d, m), with ties, and beta, in both precisions; with the words for a message."""
+    """Yield small and large ũ (d, m), with ties, and beta, in both precisions; with words for a message."""
     sizes, betas = (0.0, 1e-6, 1.0, 1e6), (1e-3, 1.0, 1e4)
     for dtype, size, beta in itertools.product((torch.float32, torch.float64), sizes, betas):
         aux = size * _normal(labels, dtype=dtype).clamp(-1, 1)
@@ -242,7 +242,7 @@ def _extremes(labels: int) -> Iterator[tuple[str, Tensor, float]]:
 
 
 def _pair_of(labels: int) -> tuple[Tensor, Tensor]:
-    """ũ and a gradient with respect to u: (d, m) each."""
+    """Return ũ and a gradient with respect to u: (d, m) each."""
     return _normal(labels), _normal(labels, seed=1)
 
 

@@ -21,7 +21,7 @@ SAMPLED = ("tree-2-random", "grid-mixed-random")
 
 @dataclass(frozen=True)
 class Answer:
-    """What the solver found on a field."""
+    """The answer of a solver on a field."""
 
     name: str
     graph: FactorGraph

@@ -33,22 +33,22 @@ class Collector:
     batch_size: int = 1
 
     def open(self, folder: RunFolder) -> None:
-        """The run's folder, before the loop starts: what is run is in its `identity()`, files may go to its `path`."""
+        """Prepare for a run in `folder`, before the loop starts: `identity()` says what is run, `path` takes files."""
 
     def start(self, iteration: int, iterations: int) -> None:
-        """The loop starts at `iteration` (not 0 when the run was resumed) and will end at `iterations`."""
+        """Note that the loop starts at `iteration` (not 0 when the run was resumed) and will end at `iterations`."""
 
     def step(self, iteration: int) -> None:
-        """An iteration is done. Called in the training loop: keep it cheap, touch no tensor."""
+        """Note that an iteration is done. Called in the training loop: keep it cheap, touch no tensor."""
 
     def record(self, iteration: int, values: Values) -> None:
-        """Figures as of `iteration`: loss, learning_rate, steps_per_second; at evaluations val_<metric>, too."""
+        """Take figures as of `iteration`: loss, learning_rate, steps_per_second; at evaluations val_<metric>, too."""
 
     def say(self, text: str) -> None:
-        """A line for people, from the loop or from a hook."""
+        """Show a line for people, from the loop or from a hook."""
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """The run has ended, with its summary, or with None when it was interrupted or failed."""
+        """Note that the run has ended, with its summary, or with None when it was interrupted or failed."""
 
 
 class JsonLines(Collector):
@@ -87,7 +87,7 @@ class Console(Collector):
         self._spoke = time.monotonic()
 
     def say(self, text: str) -> None:
-        """A line for people."""
+        """Show a line for people."""
         try:
             if self._bar is not None:
                 self._bar.write(text, file=self.stream)

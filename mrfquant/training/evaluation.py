@@ -45,7 +45,7 @@ def sums_of(
     share: int = 1,
     others: bool = True,
 ) -> list[list[float]]:
-    """The objective's sums over one batch in `share`, and over all; without `others`, only those count for both."""
+    """Return the objective's sums over one batch in `share`, and over all; without `others`, the former twice."""
     forward = model if forward is None else forward  # a compiled network has no truth value
     team = team or Team()
     training = model.training

@@ -131,14 +131,14 @@ class Experiment:
             )
 
     def trainer(self) -> Trainer:
-        """The loop over these parts, with the settings that gin has for it."""
+        """Build the loop over these parts, with the settings that gin has for it."""
         limit = SMOKE_ITERATIONS if self.smoke else None
         parts = {"model": self.model, "dataset": self.dataset, "inference": self.inference}
         parts["objective"] = self.objective
         return configured(Trainer, **parts, seed=self.seed, limit=limit, team=self.team)
 
     def identity(self) -> dict[str, Any]:
-        """What was run, for summaries and titles."""
+        """Describe what is run, for summaries and titles."""
         return {
             "method": self.inference.method,
             "model": getattr(self.model, "name", type(self.model).__name__.lower()),

@@ -23,7 +23,7 @@ RESULT_FILES = ("config.gin", "operative.gin", "env.json", "metrics.jsonl", "sum
 
 
 def default_mode() -> Mode:
-    """Online where W&B knows who you are, offline elsewhere: nothing ever prompts."""
+    """Return the mode of W&B: online where it knows who you are, offline elsewhere; nothing ever prompts."""
     for mode in get_args(Mode):
         if os.environ.get("WANDB_MODE") == mode:
             return mode

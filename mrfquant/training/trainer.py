@@ -47,13 +47,13 @@ class Hook:
     every: int = 0
 
     def step(self, trainer: Trainer) -> None:
-        """Called after every so many iterations."""
+        """Act after every so many iterations."""
 
     def evaluated(self, trainer: Trainer) -> Mapping[str, float] | None:
-        """Called at each evaluation, the rounded weights in place; figures that it gives are recorded."""
+        """Act at each evaluation, with the rounded weights in place; the figures it returns are recorded."""
 
     def ended(self, trainer: Trainer, figures: Mapping[str, float]) -> None:
-        """Called at the end, the best network in place, with its test figures."""
+        """Act at the end, with the best network in place and its test figures."""
 
 
 @configurable(supplied=["model", "dataset", "inference", "objective", "seed", "limit", "team"])
@@ -174,7 +174,7 @@ class Trainer:
         return figures
 
     def say(self, text: str) -> None:
-        """A line for people, wherever the collectors show it."""
+        """Show a line for people, wherever the collectors show it."""
         for collector in self.collectors:
             collector.say(text)
 
@@ -211,7 +211,7 @@ class Trainer:
             ) from None
 
     def _asked_to_stop(self, should_stop: Callable[[], bool]) -> bool:
-        """Processes stop together, so they have to agree, which costs a sync: now and then."""
+        """Return whether to stop. Processes have to agree, which costs a synchronisation: only now and then."""
         if self.team.world_size > 1 and self.iteration % AGREE_INTERVAL:
             return False
         return self.team.any(should_stop(), self.device)
@@ -313,7 +313,7 @@ class Trainer:
                 self.checkpoints.save(self.iteration, state, best)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the loop needs to go on as if it had never stopped."""
+        """Return everything the loop needs to go on as if it had never stopped."""
         labelling = self.inference.labelling
         solved = {*labelling.labelled.spans, *labelling.free.spans}  # these are in the solver's own state
         return {
