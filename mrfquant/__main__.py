@@ -11,6 +11,11 @@ from pathlib import Path
 
 from mrfquant.text import aligned
 
+EXAMPLES = """\
+  mrfquant run --gin gin/pmf_lenet300_digits.gin
+  mrfquant round --run runs/float --bits 2
+"""
+
 
 def commands() -> dict[str, tuple[str, str]]:
     """Return every subcommand with its module and purpose: modules whose first line is 'mrfquant NAME: ...'."""
@@ -32,9 +37,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"mrfquant {__version__}")
         return 0
     if not words or words[0] in ("-h", "--help"):
-        print("mrfquant quantizes neural networks by inference in Markov random fields. Its commands:\n")
+        print("mrfquant trains and rounds neural networks on few levels, by inference in Markov random fields.\n")
         print(aligned([[f"  mrfquant {name}", line] for name, (_, line) in known.items()]))
-        print("\nEach has --help.")
+        print(f"\nexamples:\n{EXAMPLES}\nEach command has --help.")
         return 0
     if words[0] not in known:
         near = difflib.get_close_matches(words[0], known, n=1)

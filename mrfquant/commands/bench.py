@@ -1,4 +1,4 @@
-"""mrfquant bench: what training and inference cost, as ratios of things timed in turns in one process."""
+"""mrfquant bench: measure what training and inference cost, against PyTorch and other libraries."""
 
 import argparse
 import importlib
@@ -33,10 +33,8 @@ def parser() -> Parser:
     """Return the command's arguments."""
     p = Parser(
         "bench",
-        """Time PMF's training step against plain PyTorch's, and the parts of mrfquant against peers. A noisy machine
-        slows both sides of a ratio alike; the quartiles over the rounds say how much to trust it. On a
-        machine that is busy with other things, time one thread by the CPU's clock. Other libraries are left out where
-        they are not installed, and named with what to install.""",
+        """Time PMF's training step against plain PyTorch's, and the parts of mrfquant against peers, in turns in one
+        process: ratios with quartiles. On a busy machine use --threads 1 --clock cpu.""",
         ["steps --models lenet300,lenet5 --peers", "--json speed.json --png speed.png"],
     )
     p.add_argument(

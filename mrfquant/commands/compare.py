@@ -1,4 +1,4 @@
-"""mrfquant compare: runs side by side, seeds averaged, with the settings in which they differ."""
+"""mrfquant compare: set runs side by side: seeds averaged, settings that differ, curves."""
 
 import argparse
 import shutil
@@ -21,7 +21,6 @@ def parser() -> Parser:
         mean, +- the standard deviation over the seeds; the best on validation comes first. Unfinished runs are in the
         curves, not in the means. Group by `run` for a line per run.""",
         [
-            "runs/",
             "runs/pmf_* runs/ref_* --html report.html",
             "runs/ --by method,Geometric.rho --csv runs.csv --figures figures/",
         ],

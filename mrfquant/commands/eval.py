@@ -1,4 +1,4 @@
-"""mrfquant eval: how good, how small and how fast a packed network is, or what the labels of a run are."""
+"""mrfquant eval: test a packed network or a run: accuracy, size, speed, labels."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ def parser() -> Parser:
     """Return the command's arguments."""
     p = Parser(
         "eval",
-        """Test a packed network on its data set: how good, how fast, and what takes how many bytes. Of a run, test the
-        best network, rounded and relaxed, and with --samples averages of networks drawn from its distribution over
-        labels: once beta is at its cap all of them are the rounded network, a smaller Geometric.cap leaves more.""",
-        ["model.safetensors --activations int8", "model.safetensors --layers", "runs/mine --samples 1,5,20"],
+        """Test a packed network on its data set: accuracy, speed and bytes. For a run, test the best network, rounded
+        and relaxed, and with --samples averages of networks drawn from its distribution over labels.""",
+        ["model.safetensors --activations int8", "runs/mine --samples 1,5,20"],
     )
     p.add_argument("what", metavar="FILE|RUN", type=Path, help="a packed file, or the folder of a finished run")
     how = p.add_mutually_exclusive_group()

@@ -1,4 +1,4 @@
-"""mrfquant infer: marginals, the likeliest labelling or log Z of a Markov random field in a UAI file."""
+"""mrfquant infer: compute marginals, the likeliest labelling or log Z of a field in a UAI file."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ def parser() -> Parser:
     """Return the command's arguments."""
     p = Parser(
         "infer",
-        """Infer marginals, the likeliest labelling or log Z of a Markov random field. A solver is a file of
-        gin/mrf/, by its name there, or a gin file of your own. log10 Z is printed with what it is worth: exact,
-        a bound, or an estimate; with the energy, for solvers that have one, a bound below which no labelling is.""",
+        """Infer marginals, the likeliest labelling or log Z of a Markov random field. log10 Z is printed as exact, a
+        bound or an estimate, an energy with a bound below which no labelling is.""",
         [
             "grid.uai --task mar --out grid.MAR",
-            "grid.uai --task pr --solver junction_tree --reference grid.uai.PR",
             "grid.uai --evid grid.uai.evid --task map --seconds 10",
         ],
     )

@@ -1,4 +1,4 @@
-"""mrfquant pack: the best model of a run as one small file."""
+"""mrfquant pack: write the best model of a run as one small file."""
 
 import argparse
 from pathlib import Path

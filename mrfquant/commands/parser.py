@@ -74,8 +74,20 @@ class Parser(argparse.ArgumentParser):
             prog=prog,
             description=textwrap.fill(" ".join(about.split()), 100),
             epilog=f"examples:\n{lines}\n\nexit status: {exits}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28),
         )
+
+    def format_help(self) -> str:
+        """Write the help with a usage of one line: what is required, then [options]."""
+        groups = [group for group in self._mutually_exclusive_groups if group.required]
+        grouped = [action for group in groups for action in group._group_actions]
+        words = ["(" + " | ".join(_word(action) for action in group._group_actions) + ")" for group in groups]
+        alone = [action for action in self._actions if action not in grouped]
+        words += [_word(action) for action in alone if action.option_strings and action.required]
+        named = [action for action in alone if not action.option_strings]
+        words += [_word(action) if action.required else f"[{_word(action)}]" for action in named]
+        self.usage = " ".join([self.prog, *words, "[options]"])
+        return super().format_help()
 
     def share(self, flag: str, **changes: Any) -> None:
         """Add a flag that other commands have, too, in the same words, but for the `changes`."""
@@ -92,6 +104,12 @@ class Parser(argparse.ArgumentParser):
         """Refuse the arguments in the form of all refusals."""
         said = message.removeprefix("argument ").replace(": ", " ", 1) if message.startswith("argument ") else message
         self.exit(2, f"error: {said}; see {self.prog} --help\n")
+
+
+def _word(action: argparse.Action) -> str:
+    """Return an argument as a usage shows it."""
+    value = action.metavar or "{" + ",".join(action.choices or ()) + "}"
+    return " ".join([*action.option_strings[:1], str(value)])
 
 
 class Terminated(KeyboardInterrupt):

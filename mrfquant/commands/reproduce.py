@@ -1,4 +1,4 @@
-"""mrfquant reproduce: run the cells of the paper's tables and set the results beside the paper's."""
+"""mrfquant reproduce: train the cells of the paper's tables and print them beside the paper's."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -19,7 +19,6 @@ def parser() -> Parser:
         that share the folder, the processes divide the runs.""",
         [
             "results --rows mnist --seeds 3 --jobs 2",
-            "results --rows cifar10 --methods PMF,BC --scale medium",
             "results --rows mnist --out runs/baselines",
         ],
         "0 every cell is done, 1 some failed, 2 bad input, 130 interrupted",

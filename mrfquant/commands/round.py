@@ -1,4 +1,4 @@
-"""mrfquant round: a trained float network to one of few levels, without training."""
+"""mrfquant round: round a trained network to few levels, without training."""
 
 from __future__ import annotations
 
@@ -25,17 +25,10 @@ def parser() -> Parser:
     """Return the command's arguments."""
     p = Parser(
         "round",
-        """Give the weights of a trained float network labels, layer by layer, by inference in the pairwise Markov
-        random field that each layer is: nearest; gptq, greedy with error feedback; icm, from gptq's answers;
-        mean_field, annealed; tree, which goes on from both with moves along the strongest couplings. A layer's
-        energy is half the mean squared distance of its outputs from those of the float network. Biases stay as they
-        are. Killed, the same command begins again in its --out. In Python, mq.round_network does the same to any
-        network.""",
+        """Round a trained float network to few levels, layer by layer: each layer is a pairwise Markov random field
+        whose energy is half the mean squared error of its outputs. In Python, mq.round_network does it.""",
         [
             "--run runs/ref_lenet300_mnist-seed0-20260101-120000 --bits 2",
-            "--run RUN --bits 2 --trellis 10",
-            "--run RUN --bits 1 --solver mean_field --set 'RoundMeanField.sweeps = 400'",
-            "--weights lenet5.safetensors --gin gin/ref_lenet5_mnist.gin --exclude layers.0.weight",
             "--model FOLDER --text calibration.txt --to q2_0 --out small",
         ],
     )
@@ -46,7 +39,7 @@ def parser() -> Parser:
     p.add_argument("--gin", metavar="FILE", help="the configuration that --weights belong to")
     p.add_argument("--bits", metavar="N", type=int, default=2, help="2^N even levels, scaled by row (default: 2)")
     p.add_argument("--trellis", metavar="M", type=int, help="take paths through a trellis of that memory, as 10")
-    p.add_argument("--solver", metavar="NAME", default="icm", help="what assigns the labels (default: icm)")
+    p.add_argument("--solver", metavar="NAME", default="icm", help="nearest, gptq, icm (default), mean_field or tree")
     p.add_argument("--group-size", metavar="N", type=int, help="weights of a row that share a scale (default: all)")
     p.add_argument(
         "--override",
@@ -62,7 +55,7 @@ def parser() -> Parser:
         "--export-field",
         metavar="FILE.uai",
         type=Path,
-        help="write rows of layers of up to 512 inputs as fields FILE-layerK-rowR.uai, with the best energy and bound",
+        help="write rows of layers as fields FILE-layerK-rowR.uai",
     )
     p.add_argument("--rows", metavar="N", type=int, default=8, help="rows of a layer to write (default: 8)")
     p.add_argument("--out", metavar="DIR", type=Path, help="the run's folder (default: a new one under runs/)")

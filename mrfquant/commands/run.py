@@ -14,12 +14,8 @@ def parser() -> Parser:
         """Train and evaluate the network that a gin file describes. Ctrl-C or SIGTERM saves the run and says how to
         go on; killed at any moment, it goes on from its last checkpoint with --resume.""",
         [
-            "--gin gin/ref_lenet300_digits.gin",
-            "--gin gin/ref_lenet300_digits.gin --set 'Trainer.iterations = 500' --seed 1",
-            "--gin my.gin --import my_solver",
-            "--gin gin/pmf_lenet300_digits.gin --weights runs/float --set \"Labelling.scale = 'channel'\"",
-            "--resume runs/ref_lenet300_digits-seed0-20260101-120000",
-            "--gin my.gin --out runs/mine --continue",
+            "--gin gin/pmf_lenet300_digits.gin --set 'Trainer.iterations = 500' --seed 1",
+            "--resume runs/pmf_lenet300_digits-seed0-20260101-120000",
         ],
         "0 finished, 1 the run failed, 2 bad input, 128 + signal when stopped (the run can be resumed)",
     )
@@ -38,7 +34,7 @@ def parser() -> Parser:
         "--continue",
         dest="go_on",
         action="store_true",
-        help="go on with the run in --out if there is one: for torchrun and schedulers, which repeat a command",
+        help="continue the run in --out if there is one, as under torchrun",
     )
     p.share("--wandb", help="Weights & Biases (default: online with credentials, offline without)")
     return p

@@ -1,4 +1,4 @@
-"""mrfquant sweep: search the settings of a configuration with Optuna, chosen on validation."""
+"""mrfquant sweep: search settings with Optuna, chosen on validation."""
 
 import argparse
 import os
@@ -29,11 +29,13 @@ def parser() -> Parser:
     """Return the command's arguments."""
     p = Parser(
         "sweep",
-        """Search the settings of a configuration with Optuna, chosen on validation; test figures play no role. Every
-        trial is a run in its own folder under --out; trials that fall behind are ended early. Interrupted or given
-        more --trials, the sweep goes on from what its storage holds: a trial that was killed goes on from its last
-        checkpoint. The best trial's configuration is written to best.gin, which runs as it is.""",
-        ["--gin gin/pmf_lenet300_mnist.gin --space gin/spaces/pmf.space --trials 20 --jobs 2"],
+        """Search the settings of a configuration with Optuna, chosen on validation. Every trial is a run under --out;
+        those that fall behind are ended early. Interrupted or given more --trials, the sweep goes on; the best trial
+        is written to best.gin.""",
+        [
+            "--gin gin/pmf_lenet300_mnist.gin --space gin/spaces/pmf.space --trials 20 --jobs 2",
+            "--gin my.gin --space my.space --trials 50 --set 'Trainer.iterations = 5000' --out runs/search",
+        ],
     )
     p.add_argument("--gin", metavar="FILE", required=True, help="the configuration to start from")
     p.add_argument("--space", metavar="FILE", type=Path, required=True, help="what to vary, as gin/spaces/pmf.space")

@@ -4,6 +4,7 @@ import argparse
 import functools
 import importlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -71,15 +72,17 @@ def test_no_module_has_the_name_of_one_of_the_standard_library():
 
 
 @every_command
-def test_help_has_usage_a_paragraph_examples_and_exit_status(name):
+def test_help_has_usage_a_paragraph_examples_and_exit_status(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     text = parser(name).format_help()
     paragraphs = [p.strip() for p in text.split("\n\n")]
     assert paragraphs[0].startswith(f"usage: mrfquant {name} ")
     assert paragraphs[1].rstrip().endswith(".")
-    assert paragraphs[-2].startswith(f"examples:\n  mrfquant {name}")
+    assert re.fullmatch(rf"examples:(\n *mrfquant {name} .*){{2}}", paragraphs[-2])
     assert paragraphs[-1].startswith("exit status: 0 ")
     assert "2 bad input" in paragraphs[-1]
     assert max(map(len, text.splitlines())) <= 120
+    assert len(text.splitlines()) <= 40, "more than a screen"
 
 
 @every_command
