@@ -63,7 +63,7 @@ def _groups_by_name(
     for number, key in enumerate(groups):
         if number not in numbers.values():
             raise BadInput(
-                f"the key {_name(key)!r} of groups decides about no parameter (the first that fits counts); "
+                f"the key {_name(key)!r} of groups matches no parameter (the first match counts); "
                 f"presets are 'labelled', {', '.join(map(repr, GROUP_PRESETS))}; there are {', '.join(trainable)}",
                 "Experiment.groups",
             )

@@ -241,7 +241,7 @@ class Labelling:
             names = list(self.labelled.spans)
             if idle := [p for p in which if not any(fnmatchcase(name, p) for name in names)]:
                 raise BadInput(
-                    f"the pattern {idle[0]!r} fits no labelled parameter; there are {', '.join(names)}", setting
+                    f"the pattern {idle[0]!r} matches no labelled parameter; there are {', '.join(names)}", setting
                 )
             found = {name for name in names if any(fnmatchcase(name, p) for p in which)}
         else:
@@ -381,7 +381,7 @@ def _sets_by_name(
     idle = [p for p in patterns if p not in first.values()] + [p for p, found in excluded.items() if not found]
     if idle:
         raise BadInput(
-            f"the pattern {idle[0]!r} of the labelling decides about no parameter (the first that fits counts); "
+            f"the pattern {idle[0]!r} of the labelling matches no parameter (the first match counts); "
             f"there are {', '.join(names)}",
             "Labelling.levels" if idle[0] in patterns else "Labelling.exclude",
         )

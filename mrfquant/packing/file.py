@@ -174,7 +174,7 @@ def _parameter(
     if len(sizes) < len(shape) or len(shape) > 16 or math.prod(max(1, size) for size in sizes) >= 2**60:
         raise BadInput(f"{name} has the invalid shape {str(shape)[:60]}")
     if name not in tensors:
-        raise BadInput(f"{name} is announced and not there")
+        raise BadInput(f"{name} is in the metadata, but not in the file")
     data, parts = tensors.pop(name), {part: tensors.pop(f"{name}:{part}", None) for part in PARTS}
 
     def labels(count: int) -> Tensor:

@@ -122,7 +122,7 @@ def choose_levels(
         sets[first] = _level_set(overrides[fitting[0]] if fitting else bits)
     if unused:
         listed = ", ".join(name for of in names.values() for name in of if of[0] in chosen)
-        raise BadInput(f"the pattern {min(unused)!r} fits no weight that could be rounded; there are {listed}")
+        raise BadInput(f"the pattern {min(unused)!r} matches no weight that could be rounded; there are {listed}")
     warn_of_unknown_layers(model, sets, ROUNDABLE)
     if not sets:
         raise BadInput("there is no weight to round: exclude less, or give a network with linear layers")

@@ -116,8 +116,8 @@ class Experiment:
         """Refuse to start a run that would learn from a random network."""
         if self.objective.needs_teacher and self.started_from is None and not self.smoke:
             raise BadInput(
-                f"{type(self.objective).__name__} teaches by the network that the run starts from, which would be "
-                "a random one: give trained weights with --weights FILE, or take no teacher (Distillation.share = 0.0)",
+                f"{type(self.objective).__name__} needs the network that the run starts from as a teacher: it is "
+                "random, so give trained weights with --weights FILE, or take no teacher (Distillation.share = 0.0)",
                 binding="Experiment.objective",
             )
 

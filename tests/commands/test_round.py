@@ -150,7 +150,7 @@ def test_a_quadratic_field_has_the_energy_of_its_layer():
     [
         (["--run", "RUN", "--override", "layers.4"], "--override layers.4, expected a pattern of names and bits"),
         (["--run", "nowhere"], "nowhere is not a run"),
-        (["--run", "RUN", "--exclude", "nothing"], "the pattern 'nothing' of the labelling decides about no parameter"),
+        (["--run", "RUN", "--exclude", "nothing"], "the pattern 'nothing' of the labelling matches no parameter"),
         (["--run", "RUN", "--exclude", "*"], "leave no parameter to label"),
         (["--run", "RUN", "--bits", "0"], "uniform.bits = 0"),
         (["--run", "RUN", "--bits", "9"], "uniform.bits = 9, expected a whole number from 1 to 8"),

@@ -143,7 +143,7 @@ def test_looking_at_energies_does_not_begin_a_step_twice():
     [
         (lambda: LabelPrior({5: 1.0}), "a cost of 5"),
         (lambda: LabelPrior([1.0, 2.0]), "2 costs for 3 levels"),
-        (lambda: LabelPrior({0: 1.0}, which=["nothing*"]), "fits no labelled parameter"),
+        (lambda: LabelPrior({0: 1.0}, which=["nothing*"]), "matches no labelled parameter"),
         (lambda: LabelPrior({0: 1.0}, which="weight"), "LabelPrior.which"),
     ],
 )

@@ -106,7 +106,7 @@ def test_keys_are_presets_patterns_and_functions(key, expected):
 
 @pytest.mark.parametrize("groups", [{"3.*": {"lr": 1.0}}, {"*": {"lr": 1.0}, "labelled": {"lr": 2.0}}])
 def test_keys_that_decide_nothing_are_refused(groups):
-    with pytest.raises(mq.BadInput, match="decides about no parameter"):
+    with pytest.raises(mq.BadInput, match="matches no parameter"):
         make(groups=groups)
 
 

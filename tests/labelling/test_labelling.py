@@ -298,7 +298,7 @@ def test_blocks_are_contiguous_and_one_per_level_set():
     ],
 )
 def test_patterns_that_decide_nothing_are_refused(levels, exclude, pattern):
-    with pytest.raises(BadInput, match="decides about no parameter") as error:
+    with pytest.raises(BadInput, match="matches no parameter") as error:
         Labelling(net(), levels, exclude)
     assert pattern in str(error.value)
 

@@ -139,7 +139,7 @@ def test_a_finished_folder_is_reported_again_and_not_written_over(done, llama, t
         ({"to": "q3"}, "there is no type q3"),
         ({"to": "q1_0"}, "keeps groups of 128 weights"),
         ({"windows": 10**6}, "give a longer text, or fewer --windows"),
-        ({"exclude": ["nothing*"]}, "'nothing\\*' fits no weight"),
+        ({"exclude": ["nothing*"]}, "'nothing\\*' matches no weight"),
     ],
 )
 def test_impossible_calls_end_in_a_sentence_and_leave_nothing(settings, told, llama, text, tmp_path):

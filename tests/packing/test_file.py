@@ -185,7 +185,7 @@ def blocks(levels=(-1, 1), encoding="bits", more=(), **shapes):
         ({"blocks": blocks(layers__0__weight=[-1])}, "has the invalid shape"),
         ({"blocks": blocks(layers__0__weight=[2**39] * 1000)}, "has the invalid shape"),
         ({"blocks": blocks(layers__0__weight=[2**39, 2**39, 0])}, "has the invalid shape"),
-        ({"blocks": blocks(nothing=[4])}, "nothing is announced and not there"),
+        ({"blocks": blocks(nothing=[4])}, "nothing is in the metadata, but not in the file"),
         ({"blocks": blocks((1, -1), layers__0__bias=[4])}, "not finite, different and increasing"),
         ({"blocks": blocks((0, float("inf")), layers__0__bias=[4])}, "not finite, different and increasing"),
         ({"blocks": blocks(encoding="exec", layers__0__bias=[4])}, "has the encoding 'exec'"),

@@ -95,8 +95,11 @@ def test_excluded_layers_stay_as_they_are():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"exclude": ["head.*"]}, r"'head\.\*' fits no weight that could be rounded; there are 0\.weight, 2\.weight"),
-        ({"overrides": {"head": 3}}, "'head' fits no weight"),
+        (
+            {"exclude": ["head.*"]},
+            r"'head\.\*' matches no weight that could be rounded; there are 0\.weight, 2\.weight",
+        ),
+        ({"overrides": {"head": 3}}, "'head' matches no weight"),
         ({"exclude": "0"}, r"expected a list of patterns, as \['0'\]"),
         ({"exclude": ["*"]}, "there is no weight to round"),
         ({"bits": 9}, "uniform.bits = 9"),
