@@ -1,4 +1,4 @@
-"""What tensors are called in GGUF files, and how llama.cpp orders their rows."""
+"""Names of tensors in GGUF files, and how llama.cpp orders their rows."""
 
 from __future__ import annotations
 

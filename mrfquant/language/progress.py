@@ -1,5 +1,7 @@
-"""What is done of a language model, in the folder that it will be written to: every finished block, and the hidden
-states behind the last one, so that the same call goes on after a kill."""
+"""Progress of rounding a language model, in the folder that it will be written to.
+
+Every finished block, and the hidden states behind the last one, so that the same call goes on after a kill.
+"""
 
 from __future__ import annotations
 

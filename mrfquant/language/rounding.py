@@ -162,7 +162,7 @@ def round_language_model(
 
 @dataclass
 class _Job:
-    """What is needed to round one block after the other."""
+    """The parts needed to round one block after the other."""
 
     decoder: Decoder
     rounding: Rounding

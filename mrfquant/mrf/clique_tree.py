@@ -229,8 +229,11 @@ class CliqueTree:
         return rows
 
     def table(self, clique: Clique, terms: list[Term]) -> Array:
-        """Return the sum of the terms as a matrix (labels, separator), which grows variable by variable: a term is
-        added as soon as all of its variables are there, when the table is still small."""
+        """Return the sum of the terms as a matrix (labels, separator).
+
+        It grows variable by variable: a term is added as soon as all of its variables are there, when the table is
+        still small.
+        """
         ending: dict[int, list[Term]] = {}
         for term in terms:
             ending.setdefault(term[0][-1], []).append(term)
@@ -250,8 +253,10 @@ class CliqueTree:
         return (table.reshape(sizes).sum(gone) if gone else table).reshape(-1)
 
     def _split(self, variables: Sequence[int], scope: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
-        """Join neighbouring variables to one axis if all or none are in the scope; return the sizes, and the axes of
-        those that are not."""
+        """Join neighbouring variables to one axis if all or none are in the scope.
+
+        Return the sizes, and the axes of those that are not.
+        """
         runs = [(inside, list(run)) for inside, run in itertools.groupby(variables, set(scope).__contains__)]
         sizes = [math.prod(self.cards[v] for v in run) for _, run in runs]
         return sizes, tuple(axis for axis, (inside, _) in enumerate(runs) if not inside)

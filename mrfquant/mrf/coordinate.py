@@ -63,8 +63,10 @@ class CoordinateDescent(FieldSolver):
         return self.graph.one_hot(self.graph.random_labels(self.generator))
 
     def _plan(self, chosen: Tensor) -> tuple[list[tuple[Group, int]], list[Tensor]]:
-        """Return the factors of the variables of a colour (a mask), with their axis; and the places of the variables,
-        by cardinality."""
+        """Return the factors of a colour's variables (a mask) with their axis, and the variables' places.
+
+        Places are grouped by cardinality.
+        """
         parts = []
         for group in self._soft.couplings:
             for axis in range(len(group.index)):

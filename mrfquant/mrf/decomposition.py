@@ -25,9 +25,10 @@ Neighbours = Mapping[int, set[int]]
 def best_order(
     neighbours: Neighbours, sizes: Sequence[float], limit: float, tries: int, seconds: float = 2.0
 ) -> tuple[list[int], float, bool]:
-    """Return the thinnest of several elimination orders (min-fill, reverse Cuthill-McKee, nested dissection, and
-    min-fill and smallest table with random ties), the size of its largest clique, and whether that is exact; else it is
-    a lower bound of the first order's.
+    """Return the thinnest of several elimination orders, the size of its largest clique, and whether that is exact.
+
+    Otherwise the size is a lower bound of the first order's. Orders are min-fill, reverse Cuthill-McKee, nested
+    dissection, and min-fill and smallest table with random ties.
 
     Args:
         neighbours: the neighbours of each variable.
@@ -191,8 +192,9 @@ def _random_ties(neighbours: Neighbours, sizes: Sequence[float], tries: int, end
 def min_fill(
     neighbours: dict[int, set[int]], sizes: Sequence[float], limit: float, last: Container[int] = ()
 ) -> tuple[list[int], float]:
-    """Eliminate variables one by one, each time one whose neighbours lack the fewest edges among each other, the
-    smaller clique first; return the order and its largest size.
+    """Eliminate variables by fewest missing edges; return the order and its largest size.
+
+    The next variable is one whose neighbours lack the fewest edges among each other, the smaller clique first.
 
     Costs are updated incrementally, so it takes seconds for 100,000 variables of few neighbours. It modifies
     `neighbours`, and stops at the first clique above the limit: the order is incomplete then. Variables of `last` come

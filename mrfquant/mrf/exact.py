@@ -97,7 +97,7 @@ class Enumeration(_Exact):
 
 
 class TorchArrays(NumpyArrays):
-    """The same operations by torch, in the graph's dtype and on its device."""
+    """Array operations by torch, in the graph's dtype and on its device."""
 
     def __init__(self, graph: FactorGraph) -> None:
         self._zero = graph.uniform().new_zeros(1)

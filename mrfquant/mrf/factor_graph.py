@@ -103,7 +103,7 @@ class FactorGraph:
         self.groups = [self._group(parts) for _, parts in parted]
 
     def __len__(self) -> int:
-        """The number of variables."""
+        """Return the number of variables."""
         return len(self.cardinalities)
 
     @property
@@ -273,8 +273,11 @@ class FactorGraph:
     # Other graphs
 
     def without_hard_constraints(self, penalty: float | None = None) -> FactorGraph:
-        """Return the graph with the lowest log-potential of a factor, less a penalty, in the place of -inf; by default
-        the penalty is so large that every allowed labelling is better than all forbidden ones."""
+        """Return the graph with finite penalties in the place of forbidden labels.
+
+        A log-potential of -inf becomes the lowest one of its factor, less a penalty; by default the penalty is so large
+        that every allowed labelling is better than all forbidden ones.
+        """
         if not self.hard:
             return self
         lowest, ranges = [], 0.0

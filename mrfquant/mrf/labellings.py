@@ -80,8 +80,9 @@ def diverse_labellings(
 
 
 def marginal_map(graph: FactorGraph, variables: Sequence[int], width_limit: float = 25) -> tuple[dict[int, int], float]:
-    """Return the labels of some variables that are likeliest once all others are summed out, and the logarithm of that
-    sum of potentials: less log Z, it is their log-probability.
+    """Return the labels of some variables that are likeliest once all others are summed out.
+
+    With them the logarithm of that sum of potentials: less log Z, it is their log-probability.
 
     All others are eliminated first, so the tables are larger than for marginals; a graph that is too wide is refused.
     """

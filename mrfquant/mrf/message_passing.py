@@ -121,8 +121,9 @@ class BeliefPropagation(FieldSolver):
 
     @property
     def messages(self) -> list[list[Tensor]]:
-        """The messages to the variables of each axis of each group of `graph.couplings`: log-potentials (c_axis, F), 0
-        at their largest.
+        """The messages to the variables of each axis of each group of `graph.couplings`.
+
+        They are log-potentials (c_axis, F), 0 at their largest.
 
         Set them for a warm start, from another run or a field with other tables, or to inject what else is known.
         """
@@ -281,8 +282,10 @@ class TreeReweighted(BeliefPropagation):
         return self._best
 
     def factor_marginals(self) -> list[Tensor]:
-        """Return those of the given graph's factors: each has the marginals of the merged factor that it is a part of,
-        with its own order of variables."""
+        """Return the marginals of the given graph's factors.
+
+        Each factor has the marginals of the merged factor that it is a part of, with its own order of variables.
+        """
         place: dict[tuple[int, ...], Tensor] = {}
         for shares, group in zip(super().factor_marginals(), self.graph.groups, strict=True):
             place |= zip(map(tuple, group.scopes.tolist()), shares.unbind(-1), strict=True)

@@ -121,8 +121,10 @@ class Portfolio(LabellingSolver):
             yield True
 
     def _turn(self, member: LabellingSolver, share: float) -> None:
-        """Let a solver take a step from the best labelling, or steps within a share of the remaining time while it
-        moves."""
+        """Let a solver take its turn from the best labelling.
+
+        One step, or steps within a share of the remaining time while it moves.
+        """
         member.offer(self._labels)
         ends = time.perf_counter() + max(self._part(share), SHORTEST_TURN if share else 0.0)
         member.deadline = min(self.deadline, ends) if share else self.deadline

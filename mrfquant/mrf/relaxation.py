@@ -78,7 +78,7 @@ class Relaxation(FieldSolver):
         return self.graph.factorised_bound(self._u)
 
     def _state(self) -> list[Tensor]:
-        """What has to come to rest: u, or the auxiliary variables where u is always a vertex."""
+        """Return the tensors that have to come to rest: u, or the auxiliary variables where u is always a vertex."""
         return [self._u] if self.inference.relaxed else [x.clone() for x in self.inference.variables]
 
     def _read(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a solver of fields gives."""
+"""Answers of solvers of fields."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ def proves(bound: float, energy: float) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """One iteration: its residual, the free energy -log Z, the energy of the labelling, the least so far, the time, and
-    a lower bound on all energies."""
+    """One iteration of a solver.
+
+    Its residual, the free energy -log Z, the energy of the labelling, the least so far, the time, and a lower bound on
+    all energies.
+    """
 
     iteration: int
     residual: float

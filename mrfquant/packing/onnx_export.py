@@ -240,7 +240,7 @@ def _array(given: Tensor) -> np.ndarray:
 
 
 def _shorten_names(graph: Graph, kept: set[str]) -> None:
-    """Number names that nobody asks for: in a small network they would outweigh the weights."""
+    """Replace names that nobody asks for by numbers: in a small network they would outweigh the weights."""
     public = {id(value) for value in (*graph.inputs, *graph.outputs)}
     values = [value for node in graph for value in node.outputs if id(value) not in public]
     values += [value for value in graph.initializers.values() if value.name not in kept]
