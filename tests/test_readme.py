@@ -34,6 +34,7 @@ COMMANDS = [
     for line in text.splitlines()
     if re.match(r"(mrfquant|python -m) ", line)
 ]
+NOTEBOOK = re.findall(r"`(mrfquant \w+ [^`]+)`", GUIDES["lab.md"])
 
 
 def write_packed(path):
@@ -119,7 +120,8 @@ SHORTER = {"run": ["--smoke"]}
 
 
 def test_every_command_that_they_name_takes_its_arguments():
-    for _, line in COMMANDS:
+    assert len(NOTEBOOK) > 10
+    for line in [*(line for _, line in COMMANDS), *NOTEBOOK]:
         words = shlex.split(line, comments=True)
         if words[0] == "mrfquant" and words[1:2] != ["--help"]:
             importlib.import_module(commands()[words[1]][0]).parser().parse_args(words[2:])  # exits if it does not
