@@ -154,3 +154,10 @@ def test_the_commands_of_a_guide_run_as_typed(guide, tmp_path, monkeypatch):
 def test_lines_are_short_but_for_tables(guide):
     long = [line for line in GUIDES[guide].splitlines() if len(line) > 120 and not line.startswith("|")]
     assert not [line for line in long if not line.startswith("mrfquant ")]
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_no_formula_looks_like_a_tag(guide):
+    """A browser would not show <g, u>: write ⟨g, u⟩ outside of code."""
+    text = re.sub(r"^```.*?^```$|^    .*?$|`[^`\n]*`", "", GUIDES[guide], flags=re.DOTALL | re.MULTILINE)
+    assert not [tag for tag in re.findall(r"<[^\s<>=\d][^<>]*>", text) if not tag.startswith(("<http", "<!--"))]
