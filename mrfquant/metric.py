@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeGuard
 
-LARGEST = 1e100  # of figures: beyond every float32, and means and variances of such numbers are finite
+LARGEST = 1e100  # largest figure: beyond float32, with finite means and variances
 
 
 def is_number(value: Any) -> TypeGuard[float]:

@@ -17,7 +17,7 @@ from mrfquant.storage.files import write_text
 if TYPE_CHECKING:
     from mrfquant.rounding import LayerProblem
 
-MAX_VARIABLES = 512  # of a row that is written: all pairs are factors
+MAX_VARIABLES = 512  # inputs of a row that is written, since all pairs are factors
 SECONDS = 5.0  # for the best energy and bound of each field
 
 

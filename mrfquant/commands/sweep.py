@@ -22,7 +22,7 @@ from mrfquant.storage.files import write_text
 from mrfquant.text import redacted
 
 HEARTBEAT = 5  # seconds; a worker that is silent for three of them is taken for dead
-REFUSED = ("IntegrityError", "ProgrammingError")  # what SQLAlchemy calls it when something is there already
+REFUSED = ("IntegrityError", "ProgrammingError")  # SQLAlchemy's errors when something exists already
 
 
 def parser() -> Parser:

@@ -14,7 +14,7 @@ from typing import Any
 import gin
 
 Bindings = Mapping[tuple[str, str], Mapping[str, Any]]  # (scope, selector) -> parameter -> value
-STATE = ("_CONFIG", "_OPERATIVE_CONFIG", "_SINGLETONS", "_IMPORTS")  # what gin knows of the files it has read
+STATE = ("_CONFIG", "_OPERATIVE_CONFIG", "_SINGLETONS", "_IMPORTS")  # gin's globals that reading a file changes
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor
 from mrfquant.errors import BadInput
 
 AHEAD_BYTES = 2**22  # small batches are cut several at once, up to this much: MNIST's come in a third of the time
-SHARE_OF_DEVICE = 0.5  # of an accelerator's free memory that a data set may take
+SHARE_OF_DEVICE = 0.5  # fraction of an accelerator's free memory that a data set may take
 
 
 class Batches(ABC):

@@ -14,7 +14,7 @@ from mrfquant.kernels import dispatch, fused
 from mrfquant.labelling import Block
 from mrfquant.projections import Line, Projection, Softmax
 
-CLIP_SPACING = 0.5  # of the levels on the line of variables that are kept in the simplex
+CLIP_SPACING = 0.5  # spacing of the levels for variables that are kept in the simplex
 
 
 class LoopPlan(NamedTuple):

@@ -10,7 +10,7 @@ from mrfquant.errors import Diverged
 Solver = Any  # an Inference, whose file imports this one
 
 CHECK_INTERVAL = 100  # steps between two looks
-WARN_UNDECIDED_FRACTION = 0.05  # of the weights: rounding more of them may surprise
+WARN_UNDECIDED_FRACTION = 0.05  # fraction of undecided weights above which rounding is warned about
 
 
 def check_solver(solver: Solver) -> None:

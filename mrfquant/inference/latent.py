@@ -16,7 +16,7 @@ from mrfquant.errors import BadInput, BadSetting
 from mrfquant.inference.base import Inference, OptimizerRecipe
 from mrfquant.labelling import Block, Labelling, Trellis
 
-SMALLEST_SCALE = 1e-5  # of latent weights that are all 0
+SMALLEST_SCALE = 1e-5  # scale of latent weights that are all 0
 
 
 class LatentInference(Inference):

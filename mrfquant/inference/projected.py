@@ -27,7 +27,7 @@ from mrfquant.labelling import Block, Labelling
 from mrfquant.projections import Projection, Softmax
 from mrfquant.schedules import Geometric, GeometricTo, Schedule
 
-INIT_HALF_WIDTH = 0.2  # of random line variables at beta = 1: as far as steps move them within a run, for any levels
+INIT_HALF_WIDTH = 0.2  # range of random line variables at beta = 1, about as far as a run moves them
 
 
 class DefaultAnnealing(Schedule):

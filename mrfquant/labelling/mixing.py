@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-STEPS = 8  # of a column scale, to double it
+STEPS = 8  # steps in which a column scale doubles
 SIZE_POWER, CURVATURE_POWER = 0.75, -0.125  # of column scales: size of the weights, curvature; see docs/trellis.md
 SIGNS = (1103515245, 12345, 2**31)  # a linear congruence that draws the signs
 

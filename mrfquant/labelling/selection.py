@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 TIED, MATRICES = "tied to", "matrices of"
 PARAMETRIZED = "what parametrized weights are computed from"
-WARN_LEFT_FRACTION = 0.1  # of the parameters, in matrices of layers that are not known
+WARN_LEFT_FRACTION = 0.1  # fraction of the parameters in layers of unknown kinds
 # A function from a network to the names of the parameters that it selects.
 Selection = Callable[[nn.Module], set[str]]
 

@@ -27,7 +27,7 @@ from mrfquant.labelling.levels import Bits, LevelSet, uniform
 
 MAX_MEMORY = 16
 SMALLEST_CHAIN = 64  # weights of a parameter below which a chain is not worth its start
-FEWEST_ROWS = 128  # of a parameter whose inputs have a chain each, instead of one for all
+FEWEST_ROWS = 128  # rows from which on each input has a chain of its own
 
 
 @configurable

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
     from onnx_ir import Graph, Model, Node, Value
 
-PERCENTILE = 99.99  # of a tensor's values over the calibration data: the rest is clipped
+PERCENTILE = 99.99  # percentage of a tensor's calibration values inside its range; the rest is clipped
 LAYERS = ("Conv", "Gemm")
 # What passes 8-bit values on or joins them, so that neighbouring layers need not go through float.
 BETWEEN = ("Add", "MaxPool", "Relu", "Clip", "Pad", "Slice", "Reshape", "Flatten", "Transpose", "Squeeze", "Concat")

@@ -29,9 +29,9 @@ from mrfquant.text import printable
 
 FORMAT, VERSION = "mrfquant", "1"
 DEFLATED = "+zlib"  # after the encoding of labels
-PARTS = ("scale", "zero", COLUMNS)  # of a parameter, after its name and a colon
+PARTS = ("scale", "zero", COLUMNS)  # suffixes of a parameter's tensors, after its name and a colon
 Packed = PackedParameter | PackedChains
-FLOATS = (torch.float32, torch.int64)  # of what is not packed: parameters left free, batch-norm statistics and counts
+FLOATS = (torch.float32, torch.int64)  # types of tensors that are not packed
 KEYS = {"format", "network", "input_info", "blocks", "origin", "sha256"}  # and "tied", if anything is
 
 

@@ -24,7 +24,7 @@ from mrfquant.packing.parameter import PackedParameter, in_columns, tied_names, 
 
 # By name: "levels", "scale" in its shape or None, "group_size", maybe "zero"; or the record of `PackedChains`.
 Labels = Mapping[str, Mapping[str, Any]]
-COUNTER = "num_batches_tracked"  # of batch norm: training needs it, a packed network does not
+COUNTER = "num_batches_tracked"  # batch norm's buffer that training needs and a packed network does not
 
 if TYPE_CHECKING:
     from mrfquant.labelling import Labelling

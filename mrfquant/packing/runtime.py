@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
 
-ROUNDING = 1e-3  # of the largest output: what float32 sums in another order may differ by
+ROUNDING = 1e-3  # tolerated difference of outputs, as a fraction of the largest: float32 sums in another order
 
 
 class RuntimeNetwork(nn.Module):

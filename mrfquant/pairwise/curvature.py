@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Layer = nn.Linear | nn.Conv2d
-GRAM_ROWS = 256  # of a symmetric product that are computed at once
+GRAM_ROWS = 256  # rows of a symmetric product that are computed at once
 
 
 def curved_layers(model: nn.Module) -> dict[str, Layer]:

@@ -17,7 +17,7 @@ LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#c08400", "#3a9ad2", "#000
 DARK = ("#3c8fdb", "#f0702b", "#1fb88a", "#e59ac8", "#f0b429", "#9fd8fa", "#f2f2f2")
 # Groups beyond the colours repeat them with the next dash; lengths in line widths, as SVG and matplotlib count them.
 DASHES = ((), (4, 1.5), (1, 1.5), (4, 1.5, 1, 1.5))
-POINTS = 1000  # of a curve: more than a figure has pixels for
+POINTS = 1000  # points of a curve, more than a figure has pixels for
 
 
 def style(number: int) -> tuple[int, tuple[float, ...]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mrfquant.rounding.problem import LayerProblem
 
-SWEEPS_BETWEEN_BOUNDS = (0, 10, 10, 20)  # of coordinate descent; each row takes the best bound
+SWEEPS_BETWEEN_BOUNDS = (0, 10, 10, 20)  # sweeps of coordinate descent; each row takes its best bound
 BARRIER_COST = 0.02  # the barrier costs at most this fraction of sum_j c_j v_j
 MAX_NEWTON_STEPS = 60
 

@@ -29,10 +29,10 @@ from mrfquant.rounding.answers import RoundedChains
 from mrfquant.rounding.problem import FIELD_BLOCK, LayerProblem
 from mrfquant.rounding.solvers import Answer, LayerSolver, RoundGPTQ, RoundICM
 
-FEWEST_ROWS = 128  # of a layer whose columns are chains of their own
+FEWEST_ROWS = 128  # rows from which on each column is a chain of its own
 LEAST_FREEDOM = 3  # bits of a column for each of those that its neighbours pin at one of its ends
 MAX_SWEEPS = 10
-LEAST_GAIN = 3e-3  # of the energy by a sweep, below which no further one is made
+LEAST_GAIN = 3e-3  # fraction of the energy that a sweep has to gain to be followed by another
 
 
 class RoundChains(LayerSolver):

@@ -20,7 +20,7 @@ from torch import Tensor
 FIELD_BLOCK = 64  # variables whose fields are computed by one matrix product
 SCALE_GRID = torch.linspace(0.05, 1.2, 60)  # scales to try, in units of the largest weight over the largest level
 ALL = slice(None)
-ROW_TENSORS = ("w", "scale", "zero")  # of a problem, (n, rows) each or None
+ROW_TENSORS = ("w", "scale", "zero")  # tensors (n, rows) of a problem, or None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ Scales = Annotated[
 Answer = tuple[Tensor, LayerProblem]  # labels (n, rows), and the problem with their scales
 
 SCALE_FACTORS = (0.9, 1.0, 1.15, 1.3)
-JOINT_ROUNDS = 10  # of labels for scales, scales for labels
+JOINT_ROUNDS = 10  # rounds of labels for given scales, then scales for labels
 NUMBA = find_spec("numba") is not None
 MIN_COMPILED_SIZE = 64  # variables of a row below which torch is as fast: small problems need not wait for numba
 ROWS_PER_THREAD = 16

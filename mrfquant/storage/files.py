@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MOST_TEXT = 2**30  # bytes of a text that is read in one piece
-LEFTOVER = re.compile(r"\..+\.\w+\.tmp")  # what `atomic` leaves beside a file when its process is killed
+LEFTOVER = re.compile(r"\..+\.\w+\.tmp")  # temporary files that a killed process leaves
 
 
 @contextmanager

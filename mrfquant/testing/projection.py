@@ -12,9 +12,9 @@ from torch import Tensor
 from mrfquant.projections import Line, Projection
 from mrfquant.testing.contract import Contract
 
-STEP = 1e-5  # of finite differences
+STEP = 1e-5  # step of finite differences
 VARIABLES = 40
-SPACING = 0.3  # of levels on a line
+SPACING = 0.3  # spacing of levels on a line
 
 
 class ProjectionContract(Contract):
