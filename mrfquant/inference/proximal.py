@@ -67,7 +67,10 @@ class SparsemaxPGD(ProjectedInference):
 
 @configurable(supplied=["labelling", "optimizer"])
 class ProximalICM(ProjectedInference):
-    """PICM: the hardmax projection, PMF's limit for large beta; for the levels -1, 1 it is BinaryConnect (Prop. 3.1).
+    """PICM: the hardmax projection, PMF's limit for large beta.
+
+    For the levels -1, 1 it takes BinaryConnect's steps (Prop. 3.1) until a variable reaches its bound, which is 0.5
+    here and 1 there.
 
     Args:
         clip: keep the auxiliary variables in the simplex, as BinaryConnect keeps its latent weights within the levels
