@@ -103,6 +103,7 @@ from .training import (
     TensorBoard as TensorBoard,
 )
 from .training.launch import launch as launch
+from .finetuning import Finetuned as Finetuned, finetune as finetune, refresh_batch_norm as refresh_batch_norm
 from .errors import BadInput as BadInput, BadSetting as BadSetting, RunFailed as RunFailed
 
 # rounding trained networks, smaller networks, packed networks

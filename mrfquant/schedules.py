@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from mrfquant.config.settings import Count, NonNegative, Positive, Whole, configurable
+from mrfquant.config.settings import Count, Fraction, NonNegative, Positive, Whole, configurable
 from mrfquant.errors import BadInput, BadSetting
 
 
@@ -87,19 +87,19 @@ class Geometric(Schedule):
 
 
 class _Annealed(Schedule):
-    """From `start` to `end` over the budget, staying there."""
+    """From `start` to `end` over the budget, or its first share `by`, staying there."""
 
-    def __init__(self, end: Positive = 1e4, start: Positive = 1.0) -> None:
-        self.end, self.start = end, start
+    def __init__(self, end: Positive = 1e4, start: Positive = 1.0, by: Fraction = 1.0) -> None:
+        self.end, self.start, self.by = end, start, by
 
     def __call__(self, k: int, budget: int | None) -> float:
         if k and budget is None:
             raise BadInput(f"{type(self).__name__} ends with the run: set the solver's budget to its number of steps")
-        return self.between(min(1.0, k / max(1, budget or 1)))
+        return self.between(min(1.0, k / max(1, self.by * (budget or 1))))
 
     @abstractmethod
     def between(self, done: float) -> float:
-        """Return the value when the share `done` of the budget is used."""
+        """Return the value when the share `done` of the way is gone."""
 
 
 @configurable
@@ -110,10 +110,11 @@ class GeometricTo(_Annealed):
         end: the value in the end.
         start: the value at the start.
         power: of the share of the run that is done: at 2, a quarter of the growth comes in the first half of the run.
+        by: the share of the run after which the end is reached.
     """
 
-    def __init__(self, end: Positive = 1e4, start: Positive = 1.0, power: Positive = 1.0) -> None:
-        super().__init__(end, start)
+    def __init__(self, end: Positive = 1e4, start: Positive = 1.0, power: Positive = 1.0, by: Fraction = 1.0) -> None:
+        super().__init__(end, start, by)
         self.power = power
 
     def between(self, done: float) -> float:

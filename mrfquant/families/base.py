@@ -16,7 +16,7 @@ from mrfquant.kernels.fused import Rule
 from mrfquant.labelling import Block
 from mrfquant.projections import Projection
 
-Form = Literal["line", "planes"]
+Form = Literal["line", "planes", "wells"]
 Betas = tuple[float, float, float]  # what x was written at, the factor of `pull_back`, and beta after the step
 FusedRule = Callable[[Tensor], Rule | None]
 INIT_LABEL_FLOOR = 0.01  # probability that a start at given weights leaves for all labels together

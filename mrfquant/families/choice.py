@@ -11,6 +11,7 @@ from mrfquant.families.chain import Chain
 from mrfquant.families.graph import Graph
 from mrfquant.families.line import LineFamily, PairFamily
 from mrfquant.families.planes import PlanesFamily
+from mrfquant.families.wells import Wells
 from mrfquant.labelling import Block, Trellis
 from mrfquant.projections import Hardmax, Projection, Softmax, Sparsemax
 
@@ -39,13 +40,16 @@ def family_of(block: Block, projection: Projection, form: Form, spacing: float) 
     Args:
         block: whose level set may name a class as `family`.
         projection: what the family is combined with.
-        form: of the variables of three levels and more; two levels have a number each in any case.
+        form: 'wells' around trained weights; or, for three levels and more, 'line' or 'planes': two levels have one
+            number in any case.
         spacing: of the levels on a line.
     """
     if (own := getattr(block.levels, "family", None)) is not None:
         return own(block, projection)
     if isinstance(block.levels, Trellis):
         return Chain(block, projection)
+    if form == "wells":
+        return Wells(block, projection)
     if block.d == 2:
         return PairFamily(block, projection)
     return PlanesFamily(block, projection) if form == "planes" else LineFamily(block, projection, spacing)

@@ -11,11 +11,9 @@ from mrfquant.labelling import Labelling
 
 
 class FrozenParameters:
-    """Variables, weights and learned scales of parameters that do not require a gradient now.
+    """Variables, weights and scales of parameters that do not require a gradient now.
 
     The optimizer and annealing move them, so they are brought back after each.
-
-    The optimizer moves them, and so does annealing: they are brought back after each.
 
     Args:
         labelling: the parameters.
@@ -31,6 +29,8 @@ class FrozenParameters:
                 if start < stop:
                     cut = slice(start - block.start, stop - block.start)
                     places += [x[..., cut], block.w[cut]]
+            if labelling.scales is not None:
+                places.append(labelling.scales.weights.values[labelling.scales.span(first, last)])
             if scales is not None:
                 places.append(scales.part(first, last))
         self._kept = [(place, place.clone()) for place in places]

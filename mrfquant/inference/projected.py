@@ -11,7 +11,7 @@ is projected right after each step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -34,14 +34,30 @@ class DefaultAnnealing(Schedule):
     """Beta where none is given: from 1 to `end` over the budget, or the paper's without one.
 
     Auxiliary variables are small numbers: it takes 1,000 to decide 98 % of the labels, after 100 or 800 steps, and
-    10,000 for MD, whose steps do not grow with beta. On u itself beta acts anew at each step: little is enough.
+    10,000 for MD, whose steps do not grow with beta. On u itself beta acts anew at each step: little is enough. Wells
+    are narrow early, so that most of the run trains labels.
     """
 
-    def __init__(self, rho: float, end: float) -> None:
-        self.endless, self.within = Geometric(rho), GeometricTo(end)
+    def __init__(self, rho: float, end: float, by: float = 1.0) -> None:
+        self.endless, self.within = Geometric(rho), GeometricTo(end, by=by)
 
     def __call__(self, k: int, budget: int | None) -> float:
         return (self.endless if budget is None else self.within)(k, budget)
+
+
+def form_of(
+    form: Form | None, projection: Projection, auxiliary: bool, entropy: Entropy | None, settings: Mapping[str, Any]
+) -> Form:
+    """Return the form of a solver's variables, chosen by where they start if none is given."""
+    learned = bool(settings.get("learn_scale"))
+    if form is None:
+        soft = auxiliary and entropy is None and type(projection) is Softmax
+        form = "wells" if soft and settings.get("start") == "weights" and not learned else "line"
+    elif form == "wells" and learned:
+        raise BadInput("form 'wells' fits the scales itself: drop learn_scale, or set form = 'line'")
+    elif form == "wells" and not auxiliary:
+        raise BadInput("form 'wells' keeps latent weights as auxiliary variables: drop auxiliary = False")
+    return form if auxiliary else "planes"
 
 
 @configurable(supplied=["labelling", "optimizer"])
@@ -52,15 +68,17 @@ class ProjectedInference(Inference):
         projection: the map from auxiliary variables to u, as @Softmax().
         beta: by default it grows to 1,000 over the steps that `prepare` tells, which decides 98 % of the labels or more
             (MD's to 10,000; without auxiliary variables to 10, PGD's to 1.2); if it tells none, by 1.02 (PGD 1.01)
-            every 100 steps.
+            every 100 steps. In wells it is 10,000 after the first third of the steps.
         auxiliary: keep auxiliary variables and descend through the projection's Jacobian, or update u itself.
         entropy: what u stands for, for the projection softmax only; factorised by default.
-        form: of the auxiliary variables of three levels and more: 'line', a number for each weight, or 'planes', one
-            for each level of it, as in the paper; see `mrfquant.families`. Two levels have one number in any case.
+        form: what the variables are; see `mrfquant.families`. From trained weights, 'wells': latent weights in the
+            network's own units, with scales that follow them (unless they are learned). Otherwise 'line', a number for
+            each weight, or 'planes', one for each level of it, as in the paper; two levels have one in any case.
     """
 
     method = "PROJ"
     by_weight = True
+    last_beta = 1e3  # by default
     mirror = False  # whether the product with the Jacobian leaves beta out, as mirror descent does
 
     def __init__(
@@ -73,7 +91,7 @@ class ProjectedInference(Inference):
         auxiliary: bool = True,
         entropy: Entropy | None = None,
         *,
-        form: Form = "line",
+        form: Form | None = None,
         compiled: bool = True,
         **settings: Any,
     ) -> None:
@@ -84,8 +102,10 @@ class ProjectedInference(Inference):
             )
         self.projection, self.auxiliary, self.entropy = projection, auxiliary, entropy
         self.compiled = compiled
-        self.form: Form = form if auxiliary else "planes"
-        beta = beta or DefaultAnnealing(1.02, 1e3 if auxiliary else 10.0)
+        self.form = form_of(form, projection, auxiliary, entropy, settings)
+        if self.form == "wells":
+            beta = beta or DefaultAnnealing(1.2, 1e4, by=1 / 3)
+        beta = beta or DefaultAnnealing(1.02, self.last_beta if auxiliary else 10.0)
         super().__init__(labelling, optimizer, beta, energy, **settings)
 
     def bind(self, start: str) -> None:

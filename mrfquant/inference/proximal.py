@@ -11,7 +11,7 @@ from mrfquant.energies import Energy
 from mrfquant.families.line import CLIP_SPACING
 from mrfquant.inference.base import OptimizerRecipe
 from mrfquant.inference.entropies import Entropy
-from mrfquant.inference.projected import DefaultAnnealing, ProjectedInference
+from mrfquant.inference.projected import DefaultAnnealing, ProjectedInference, form_of
 from mrfquant.labelling import Block, Labelling
 from mrfquant.projections import Hardmax, Jacobian, Softmax, Sparsemax
 from mrfquant.schedules import Constant, Schedule
@@ -23,7 +23,7 @@ class ProximalMeanField(ProjectedInference):
 
     Args:
         beta: as of `ProjectedInference` by default.
-        jacobian: of softmax, see `mrfquant.projections.Softmax`.
+        jacobian: of softmax, see `mrfquant.projections.Softmax`; 'reference' by default, 'straight_through' in wells.
         auxiliary: keep auxiliary variables (Algorithm 1), or update u itself by Theorem 3.1.
         entropy: factorised by default, which makes the projection softmax.
     """
@@ -36,12 +36,14 @@ class ProximalMeanField(ProjectedInference):
         optimizer: OptimizerRecipe,
         beta: Schedule | None = None,
         energy: Energy | None = None,
-        jacobian: Jacobian = "reference",
+        jacobian: Jacobian | None = None,
         auxiliary: bool = True,
         entropy: Entropy | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(labelling, optimizer, Softmax(jacobian), beta, energy, auxiliary, entropy, **settings)
+        form = form_of(settings.pop("form", None), Softmax(), auxiliary, entropy, settings)
+        softmax = Softmax(jacobian or ("straight_through" if form == "wells" else "reference"))
+        super().__init__(labelling, optimizer, softmax, beta, energy, auxiliary, entropy, form=form, **settings)
         if not auxiliary:
             self.method = "PMF without auxiliary"
 
@@ -109,6 +111,7 @@ class MirrorDescent(ProjectedInference):
     """
 
     method = "MD"
+    last_beta = 1e4
     mirror = True  # the mirror map's gradient is that of E with respect to u: beta enters the projection only
 
     def __init__(
@@ -119,5 +122,4 @@ class MirrorDescent(ProjectedInference):
         energy: Energy | None = None,
         **settings: Any,
     ) -> None:
-        beta = beta or DefaultAnnealing(1.02, 1e4)
         super().__init__(labelling, optimizer, Softmax("straight_through"), beta, energy, **settings)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mrfquant.kernels.fused import LOG2E, Mean
 
+FIT_SHARE = 2**16  # values that a thread fits at least
 SMALLEST_SIZE = 2**14  # values below which torch is as fast: small problems need not wait for numba
 
 
@@ -73,6 +74,19 @@ def scale_runs(x: Tensor, numbers: Tensor, ends: Tensor, offset: int, inverse: b
     from mrfquant.kernels import runs, steps
 
     steps.launch(runs.scale_runs, x, numbers, ends, offset, inverse)
+
+
+def fit_runs(
+    x: Tensor, numbers: Tensor, ends: Tensor, offset: int, levels: Tensor, midpoints: Tensor, runs: tuple[int, int]
+) -> None:
+    """Set the numbers of these runs, from first to last, to the factors with which the nearest levels fit x best."""
+    from mrfquant.kernels.jit import parallel_ranges
+    from mrfquant.kernels.runs import fit_runs as kernel
+
+    arrays = [t.numpy() for t in (x, numbers, ends)]
+    fit = functools.partial(kernel, *arrays, offset, levels.numpy(), midpoints.numpy())
+    first, last = runs
+    parallel_ranges(lambda a, b: fit(first + a, first + b), last - first, max(1, (last - first) * FIT_SHARE // len(x)))
 
 
 def tree_marginals(

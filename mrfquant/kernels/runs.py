@@ -35,3 +35,26 @@ def write_runs(numbers, ends, place, run, out):
         if last == len(out):
             return run
         first, run = last, run + 1
+
+
+@jit(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+def fit_runs(x, numbers, ends, offset, levels, midpoints, start, stop):
+    """Set the numbers of the runs from `start` to `stop` to the least-squares factor of the levels nearest to x.
+
+    A run whose values are all nearest to 0 begins again at its largest magnitude, and stays if it has none.
+    """
+    for run in range(start, stop):
+        first = max(0, ends[run - 1] - offset) if run else 0
+        last, inverse = ends[run] - offset, np.float32(1) / numbers[run]
+        product, square, largest = np.float32(0), np.float32(0), np.float32(0)
+        for j in range(first, last):
+            z, level = x[j] * inverse, levels[0]
+            for place in range(len(midpoints)):
+                level = levels[place + 1] if z > midpoints[place] else level
+            product += x[j] * level
+            square += level * level
+            largest = max(largest, abs(x[j]))
+        if product > 0:
+            numbers[run] = product / square
+        elif largest > 0:
+            numbers[run] = largest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -27,16 +28,25 @@ class RunScales:
         ends: (c,) int64, where every run ends.
         start: the place of the first of these weights, counted as `ends` are.
         m: how many weights these are.
+        given: whether they are a number that was given, which no fit changes.
     """
 
     values: Tensor
     ends: Tensor
     start: int
     m: int
+    given: bool = False
 
     def narrow(self, start: int, stop: int) -> RunScales:
         """Return those of the weights from place `start` to place `stop`."""
         return replace(self, start=start, m=stop - start)
+
+    @functools.cached_property
+    def runs(self) -> tuple[int, int]:
+        """The numbers of the first run of these weights and of the one behind their last."""
+        ends = self.ends.new_tensor([self.start, self.start + self.m - 1])
+        first, last = torch.searchsorted(self.ends, ends, right=True).tolist()
+        return first, last + 1
 
     def each(self) -> Tensor:
         """Return the scale of every weight: (m,), new memory."""
@@ -49,6 +59,24 @@ class RunScales:
     def divide(self, x: Tensor) -> Tensor:
         """Divide values (m,) by the scales, in place, and return them."""
         return self._apply(x, inverse=True)
+
+    def fit(self, x: Tensor, levels: Tensor, midpoints: Tensor, sweeps: int = 1) -> None:
+        """Fit the scales to values x (m,), in place: least squares with the labels nearest to x at the present ones.
+
+        A sweep is one step of ICM over labels and scales. A run whose values are all nearest to the level 0 begins
+        again at its largest magnitude, and a run of zeros keeps its scale.
+        """
+        first, last = self.runs
+        for _ in range(sweeps):
+            if dispatch.usable(x, self.values, levels, midpoints, smallest=0):
+                dispatch.fit_runs(x, self.values, self.ends, self.start, levels, midpoints, (first, last))
+                continue
+            lengths = self.ends[first:last].diff(prepend=self.ends.new_full((1,), self.start))
+            q = levels[torch.bucketize(self.divide(x.clone()), midpoints)]
+            product, square = (torch.segment_reduce(of, "sum", lengths=lengths) for of in (x * q, q * q))
+            largest = torch.segment_reduce(x.abs(), "max", lengths=lengths)
+            begun = torch.where(largest > 0, largest, self.values[first:last])
+            self.values[first:last] = torch.where(product > 0, product / square, begun)
 
     def _apply(self, x: Tensor, inverse: bool) -> Tensor:
         if dispatch.usable(x, self.values):
@@ -95,7 +123,9 @@ class Scales:
             count += runs.count
         lengths = [torch.empty(0, dtype=torch.int64), *(runs.lengths for *_, runs in self._runs)]
         self.lengths = torch.cat(lengths).to(labelled.w.device)
-        self.weights = RunScales(labelled.w.new_ones(count), self.lengths.cumsum(0), 0, len(labelled))
+        self.weights = RunScales(
+            labelled.w.new_ones(count), self.lengths.cumsum(0), 0, len(labelled), given=sharing is None
+        )
 
     def average(self, x: Tensor, start: int = 0, of: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return the mean over each run (c,) of values (m,), or of those of the weights from `start` on that x has.

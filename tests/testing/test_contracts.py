@@ -115,6 +115,18 @@ class TestMirrorDescent(InferenceContract):
     part = MirrorDescent
 
 
+class TestMirrorDescentInWells(InferenceContract):
+    part = MirrorDescent
+    settings = {"form": "wells"}
+
+    def _check_weights(self, model, inference):
+        """Weights in wells may lie beyond the levels; they are the mean of the distribution all the same."""
+        for _ in range(5):
+            self.run(model, inference, 10)
+            for block, x in inference.items():
+                torch.testing.assert_close(inference.distribution(block, x).mean(), block.w, atol=1e-6, rtol=0)
+
+
 class TestMeanField(InferenceContract):
     part = MeanField
     settings = {"damping": 0.97, "beta": GeometricTo(start=20.0, end=200.0)}
