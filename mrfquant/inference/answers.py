@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
 from mrfquant.families import Distribution
-from mrfquant.inference.checks import check_answer, warn_if_undecided
+from mrfquant.inference.checks import check_answer, warn_of_labels
 from mrfquant.inference.state import load_solution, solution
 
 Solver = Any  # an Inference, to methods that are a part of it
@@ -31,7 +31,7 @@ class Answers:
         """
         if not self.finalized:
             check_answer(self)
-            warn_if_undecided(self)
+            warn_of_labels(self)
             with self.rounded():
                 self.labelling.release()
             self.finalized = True

@@ -92,6 +92,7 @@ class Inference(Answers, SolverOptimizer):
         self.learned_scales = LearnedScales(labelling) if learn_scale else None
         self.finalized = self._begun = False
         self.has_beta = self.relaxed and beta is not None
+        self.warned: set[str] = set()  # what has been said once
         self.blocked = ""  # why no step can be taken now
         self.processes = Processes(self)
         self.energy.attach(labelling)

@@ -88,6 +88,16 @@ class Report:
         decided = sum(p.decided(DECIDED).sum().item() for p in found)
         return self.solver.processes.total(decided) / len(self.solver.labelling)
 
+    @torch.no_grad()
+    def commonest_level(self) -> tuple[float, float]:
+        """Return the largest share of the weights of a level set that one of its levels has, and that level."""
+        counts: dict[Any, Tensor] = {}
+        for block, x in self.solver.items():
+            found = torch.bincount(self.solver.labels(block, x), minlength=block.d)
+            counts[block.levels] = counts.get(block.levels, 0) + found
+        shares = [(max(c / c.sum()), levels.values[int(c.argmax())]) for levels, c in counts.items() if c.sum()]
+        return max(((share.item(), level) for share, level in shares), default=(0.0, 0.0))
+
     def _look(self) -> list[Tensor]:
         solver = self.solver
         return [solver.labels(b, x).to("cpu", torch.uint8 if b.d <= 256 else torch.int32) for b, x in solver.items()]

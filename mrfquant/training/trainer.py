@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.data import Dataset
 from mrfquant.errors import BadSetting, Diverged
 from mrfquant.inference import Inference
-from mrfquant.inference.checks import check_solver
+from mrfquant.inference.checks import LATE, check_solver
 from mrfquant.metric import is_number
 from mrfquant.objectives import CrossEntropy, Objective, outputs_of
 from mrfquant.packing.runs import packing_record
@@ -25,6 +26,7 @@ from mrfquant.training.collectors import Collector
 from mrfquant.training.evaluation import evaluate, sums_of
 
 AGREE_INTERVAL = 10  # iterations
+WARN_GAP = 5.0  # points between the relaxed and the rounded network, late in a run
 RELAXED_SHARE, LARGE = 5, 5_000  # the relaxed network sees a fifth of a large validation set
 
 
@@ -255,6 +257,7 @@ class Trainer:
             part, found = self._validation(share)
             if relaxed is not None:  # the difference on a part of the examples says more than the figure there
                 figures[f"relaxed_val_{metric.name}"] = relaxed + (found[metric.name] - part[metric.name])
+                self._warn_of_a_gap(relaxed - part[metric.name])
             if metric.better(found[metric.name], None if self.best is None else self.best[f"val_{metric.name}"]):
                 self.best = {"iteration": self.iteration, f"val_{metric.name}": found[metric.name]}
                 self._best_state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
@@ -271,6 +274,17 @@ class Trainer:
                 self.checkpoints.save_best(self.iteration, best)
             self._best_state = None  # it is on the disk
         return {f"val_{name}": value for name, value in found.items()} | figures
+
+    def _warn_of_a_gap(self, gap: float) -> None:
+        """Warn, near the end, if rounding takes away what the relaxed network has learned."""
+        metric, late = self.objective.primary_metric, self.iteration >= LATE * self.iterations
+        if late and metric.unit == "%" and gap > WARN_GAP and "gap" not in self.inference.warned:
+            self.inference.warned.add("gap")
+            warnings.warn(
+                f"rounding takes {gap:.1f} points of {metric.title} from the network near its end: let beta end "
+                "higher or sooner, or train longer",
+                stacklevel=2,
+            )
 
     def _test(self) -> dict[str, float]:
         """Load the best model into the network and test it."""

@@ -4,6 +4,7 @@ import copy
 import functools
 import io
 import pickle
+import re
 import warnings
 
 import pytest
@@ -305,6 +306,23 @@ def test_ending_undecided_is_told():
     train(model, solver, 0, 3)
     with pytest.warns(UserWarning, match="of the weights are undecided"):
         solver.finalize()
+
+
+def test_labels_that_are_nearly_all_the_same_or_undecided_near_the_end_are_told_once():
+    model = network(0)
+    labelling = mq.Labelling(model, [-1, 0, 1], which="weights", scale="channel")
+    solver = mq.MirrorDescent(labelling, ADAM, start="weights", reach=30.0, form="line", beta=mq.Constant(1.0))
+    solver.prepare(100)
+    solver.iteration = 100
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", UserWarning)
+        train(model, solver, 0, 1)
+        solver.iteration = 200
+        train(model, solver, 0, 1)
+    assert [re.sub(r"[\d.]+", "", str(warning.message))[:40] for warning in told] == [
+        "% of the weights are undecided, rounding",
+        "% of the weights have the level : levels",
+    ]
 
 
 @pytest.mark.parametrize("steps", [0, 5])
