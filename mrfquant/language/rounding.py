@@ -22,7 +22,7 @@ from mrfquant.language.checkpoint import open_checkpoint
 from mrfquant.language.decoder import Decoder
 from mrfquant.language.progress import Progress
 from mrfquant.language.targets import Target, level_set, target_of
-from mrfquant.language.writers import size_of, write_model
+from mrfquant.language.writers import check_model, size_of, write_model
 from mrfquant.rounding import LayerReport, LayerSolver, Rounding
 from mrfquant.rounding.call import choose_levels
 from mrfquant.storage.files import read_text
@@ -151,6 +151,7 @@ def round_language_model(
             **{**found, "file": folder / found["file"], "blocks": [_block_report(block) for block in found["blocks"]]}
         )
     decoder = Decoder(checkpoint)
+    check_model(checkpoint, decoder, target)
     levels = _levels(decoder, target, exclude, say)
     job = _Job(decoder, rounding, levels, progress, say)
     result = job.run(calibration, held_out)
@@ -230,6 +231,7 @@ class _Job:
                 lambda module, hidden: decoder.call(module, index, hidden),
                 self.progress.journal(index),
                 streams["rounded"].split(1),
+                unreached=True,
             )
             self.progress.keep(index, {start + name: answer for name, answer in found.answers.items()})
             layers = found.layers

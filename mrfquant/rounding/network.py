@@ -97,6 +97,7 @@ class Rounding:
         forward: Forward = nn.Module.__call__,
         folder: str | os.PathLike[str] | None = None,
         rounded_batches: Iterable[Any] = (),
+        unreached: bool = False,
     ) -> RoundedNetwork:
         """Round weights of the model in place, in the order of their use; if that fails, the model is unchanged.
 
@@ -109,6 +110,7 @@ class Rounding:
             forward: computes a batch with the model.
             folder: stores the results, so that the same call goes on after an interruption.
             rounded_batches: what the rounded model gets in their place, if its inputs come from rounded layers.
+            unreached: also round weights that no batch reaches, to nearest levels, instead of refusing them.
         """
         levels = chains_where_they_fit(model, levels, warn)
         if any(isinstance(of, Trellis) for of in levels.values()) and (
@@ -139,7 +141,9 @@ class Rounding:
         settings = json.dumps(parts, default=lambda value: type(value).__name__)
         journal = Journal(folder, fingerprint(model, [*exact, *present], settings)) if folder else Journal()
         weights, generator = dict(model.named_parameters()), torch.Generator().manual_seed(self.seed)
-        walk = Walk(replay, {name: weights[name] for name in levels}, levels, solve, journal, keep, generator)
+        walk = Walk(
+            replay, {name: weights[name] for name in levels}, levels, solve, journal, keep, generator, unreached
+        )
         with torch.random.fork_rng():  # networks may draw numbers
             torch.manual_seed(self.seed)
             result.answers = walk.run()
@@ -151,8 +155,8 @@ class Rounding:
         damping, n = self.damping, len(sums.a)
         if sums.inputs < n and damping < RANK_DAMPING:
             damping = RANK_DAMPING
-            few = f"{sums.inputs:,} inputs are few for {n:,} weights a row"
-            warn(f"{name}: {few}; damped by {damping:.0%}, give more")
+            few = f"{sums.inputs:,} inputs are few for {n:,} weights a row; damped by {damping:.0%}"
+            warn(f"{name}: {few if sums.inputs else 'no input reaches it, its weights take nearest levels'}, give more")
         return sums.curvature(damping)
 
     def _solve_chains(

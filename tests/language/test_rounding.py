@@ -13,8 +13,7 @@ from mrfquant.errors import BadInput
 from mrfquant.language import round_language_model
 from mrfquant.language.gguf_codes import BLOCKS
 from mrfquant.language.gguf_names import permuted, unpermuted
-
-FEW = {"windows": 2, "length": 32, "test_windows": 2, "say": lambda line: None}
+from tests.language.conftest import FEW
 
 LAYERS = [
     ("attn_q", "self_attn.q_proj"),
@@ -28,7 +27,7 @@ LAYERS = [
 
 
 def run(llama: Path, text: Path, out: Path, **settings):
-    return round_language_model(llama, text, out, **{"to": "q2_0", "solver": "gptq", **FEW, **settings})
+    return round_language_model(llama, text, out, **{"to": "q2_0", **FEW, **settings})
 
 
 def tensors_of(file: Path) -> dict[str, tuple[int, tuple[int, ...], np.ndarray]]:
