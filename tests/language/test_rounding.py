@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -11,43 +10,13 @@ from torch.nn import functional
 from mrfquant.commands import round as command
 from mrfquant.errors import BadInput
 from mrfquant.language import round_language_model
-from mrfquant.language.gguf_codes import BLOCKS
 from mrfquant.language.gguf_names import permuted, unpermuted
 from tests.language.conftest import FEW
-
-LAYERS = [
-    ("attn_q", "self_attn.q_proj"),
-    ("attn_k", "self_attn.k_proj"),
-    ("attn_v", "self_attn.v_proj"),
-    ("attn_output", "self_attn.o_proj"),
-    ("ffn_gate", "mlp.gate_proj"),
-    ("ffn_up", "mlp.up_proj"),
-    ("ffn_down", "mlp.down_proj"),
-]
+from tests.language.read_gguf import read_gguf
 
 
 def run(llama: Path, text: Path, out: Path, **settings):
     return round_language_model(llama, text, out, **{"to": "q2_0", **FEW, **settings})
-
-
-def tensors_of(file: Path) -> dict[str, tuple[int, tuple[int, ...], np.ndarray]]:
-    """Return type, shape and bytes of each tensor in a GGUF file, types that the gguf package does not know, too."""
-    from gguf import constants, gguf_reader, quants
-
-    class Kind(int):
-        name = property(str)
-
-    known = {member.name: Kind(member) for member in constants.GGMLQuantizationType}
-    sizes = {int(kind): size for kind, size in constants.GGML_QUANT_SIZES.items()}
-    sizes |= {block.number: (block.group, block.size) for block in BLOCKS.values()}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, kind in known.items():
-            patch.setattr(Kind, name, kind, raising=False)
-        patch.setattr(gguf_reader, "GGMLQuantizationType", Kind)
-        for module in (gguf_reader, quants):
-            patch.setattr(module, "GGML_QUANT_SIZES", sizes)
-        read = gguf_reader.GGUFReader(file).tensors
-    return {t.name: (int(t.tensor_type), tuple(map(int, t.shape[::-1])), np.array(t.data)) for t in read}
 
 
 @pytest.fixture(scope="module")
@@ -65,21 +34,11 @@ def test_the_float_perplexity_is_that_of_the_whole_model(done, llama, text, tran
 
 
 def test_the_file_holds_weights_with_the_perplexity_of_the_report(done, llama, text, transformers):
-    model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
-    stored, config = tensors_of(done.file), model.config
-    for i, block in enumerate(model.model.layers):
-        for own, name in LAYERS:
-            kind, shape, data = stored[f"blk.{i}.{own}.weight"]
-            weight = block.get_submodule(name).weight
-            assert kind == 42
-            assert shape == weight.shape
-            labels, scale = BLOCKS["q2_0"].decode(data)
-            values = (labels.astype(np.float32) - 1) * np.repeat(scale.astype(np.float32), 64, 1)
-            weight.data = unpermuted("llama", config, f"{name}.weight", torch.from_numpy(values))
+    model = read_gguf(done.file, "q2_0", transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32))
     tokens = torch.tensor(transformers.AutoTokenizer.from_pretrained(llama)(text.read_text()).input_ids)[64:128]
     with torch.no_grad():
         losses = [functional.cross_entropy(model(w[None]).logits[0, :-1], w[1:]) for w in tokens.split(32)]
-    assert done.perplexity == pytest.approx(math.exp(torch.stack(losses).mean()), rel=1e-4)
+    assert done.perplexity == pytest.approx(math.exp(torch.stack(losses).mean()), rel=1e-3)  # the rest has 8 bits
 
 
 def test_rows_are_brought_into_the_other_order_and_back(transformers):
