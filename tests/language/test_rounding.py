@@ -107,10 +107,15 @@ def test_impossible_calls_end_in_a_sentence_and_leave_nothing(settings, told, ll
 
 def test_the_command_rounds_a_folder(llama, text, tmp_path, capsys):
     given = ["--model", str(llama), "--text", str(text), "--to", "q4_0", "--solver", "nearest", "--windows", "1", "1"]
-    assert command.main([*given, "--out", str(tmp_path / "out")]) == 0
+    given += ["--out", str(tmp_path / "out"), "--html", str(tmp_path / "report.html")]
+    assert command.main(given) == 0
     printed = capsys.readouterr().out
     assert "block   2 of 2" in printed
     assert "llama-q4_0.gguf" in printed
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<rect") == 14 + 2  # layers and blocks
+    assert "model.layers.1.mlp.down_proj.weight" in page
+    assert "<script" not in page
     with pytest.raises(SystemExit):
-        command.main(["--model", str(llama), "--text", str(text), "--bits", "3", "--out", str(tmp_path / "other")])
-    assert "does not go with --model" in capsys.readouterr().err or True
+        command.main([*given, "--bits", "3"])
+    assert "--bits does not go with --model" in capsys.readouterr().err
