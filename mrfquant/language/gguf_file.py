@@ -136,7 +136,7 @@ def add_metadata(writer: Any, config: Any, name: str) -> None:
     """Write what llama.cpp has to know of the model."""
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") != "default":
-        raise BadInput(f"rotary positions of the type {rope['rope_type']} are not written as GGUF yet: leave out --to")
+        raise BadInput(f"rotary positions of the type {rope['rope_type']} are not written as GGUF yet: take --to mlx2")
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_name(name)
     writer.add_block_count(config.num_hidden_layers)

@@ -265,6 +265,8 @@ def _texts(
     tokenizer: Any, text: Path, test: str | os.PathLike[str] | None, windows: int, test_windows: int, length: int
 ) -> tuple[Tensor, Tensor]:
     """Return the tokens to calibrate with and those to test on, (windows, length) each."""
+    if min(windows, test_windows) < 1 or length < 2:
+        raise BadInput(f"{windows} and {test_windows} windows of {length} tokens: give at least one of two tokens")
     first = _tokens(tokenizer, text)
     needed, wanted = windows * length, test_windows * length
     second = _tokens(tokenizer, Path(test)) if test else first[needed:]

@@ -18,7 +18,7 @@ from mrfquant.language.packed_folder import METHOD
 
 @register_quantization_config(METHOD)
 class PackedConfig(QuantizationConfigMixin):
-    """What config.json says of packed layers.
+    """Settings of packed layers, as config.json has them.
 
     Args:
         bits: bits of a label.

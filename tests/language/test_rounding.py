@@ -97,12 +97,20 @@ def test_a_finished_folder_is_reported_again_and_not_written_over(done, llama, t
         ({"to": "q3"}, "there is no type q3"),
         ({"to": "q1_0"}, "keeps groups of 128 weights"),
         ({"windows": 10**6}, "give a longer text, or fewer --windows"),
+        ({"windows": 0}, "give at least one"),
         ({"exclude": ["nothing*"]}, "'nothing\\*' matches no weight"),
     ],
 )
 def test_impossible_calls_end_in_a_sentence_and_leave_nothing(settings, told, llama, text, tmp_path):
     with pytest.raises(BadInput, match=told):
         run(llama, text, tmp_path / "out", **settings)
+
+
+def test_what_a_gguf_file_cannot_say_is_told_before_anything_is_computed(transformers, save_model, text, tmp_path):
+    model = save_model(transformers.GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=320))
+    with pytest.raises(BadInput, match="a model of the type gpt2 cannot be written as GGUF, .*: take --to mlx2"):
+        run(model, text, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_rounds_a_folder(llama, text, tmp_path, capsys):
