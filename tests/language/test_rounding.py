@@ -108,7 +108,7 @@ def test_impossible_calls_end_in_a_sentence_and_leave_nothing(settings, told, ll
 
 def test_what_a_gguf_file_cannot_say_is_told_before_anything_is_computed(transformers, save_model, text, tmp_path):
     model = save_model(transformers.GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=320))
-    with pytest.raises(BadInput, match="a model of the type gpt2 cannot be written as GGUF, .*: take --to mlx2"):
+    with pytest.raises(BadInput, match=r"a model of the type gpt2 cannot be written as GGUF, .*: take --to mlx2"):
         run(model, text, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
