@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from mrfquant.language.affine import AffineLinear
+
 Part = Callable[[Tensor], Tensor]
 
 
@@ -22,7 +24,7 @@ class Experts(nn.Module):
 
     def __getitem__(self, number: int | Tensor) -> Tensor:
         layer = self.get_submodule(str(int(number)))
-        return layer.values() if hasattr(layer, "values") else layer.weight
+        return layer.values() if isinstance(layer, AffineLinear) else layer.get_parameter("weight")
 
 
 def as_linear(model: nn.Module) -> dict[str, tuple[str, Part]]:
@@ -39,7 +41,7 @@ def as_linear(model: nn.Module) -> dict[str, tuple[str, Part]]:
             inputs, outputs = module.weight.shape
             model.set_submodule(name, nn.Linear(inputs, outputs, device="meta"))
             found |= {f"{name}.weight": (f"{name}.weight", lambda w: w.T.contiguous())}
-        elif getattr(module, "is_transposed", None) is False:  # experts whose products are those of nn.Linear
+        elif vars(module).get("is_transposed") is False:  # experts whose products are those of nn.Linear
             stacked = {own: p for own, p in module.named_parameters(recurse=False) if p.dim() == 3}
             for own, p in stacked.items():
                 delattr(module, own)
@@ -47,7 +49,7 @@ def as_linear(model: nn.Module) -> dict[str, tuple[str, Part]]:
                 for number in range(len(p)):
                     found[f"{name}.{own}.{number}.weight"] = (f"{name}.{own}", _slice(number))
     if any(isinstance(module, Experts) for module in model.modules()):
-        model.set_experts_implementation("eager")  # the one that takes them one by one
+        model.set_experts_implementation("eager")  # type: ignore[operator]  # which takes them one by one
     model.requires_grad_(False)
     return found
 

@@ -181,7 +181,7 @@ class _Job:
         at, spent = len(reports), sum(block.seconds for block in reports)
         if not at:
             tests = decoder.embed(held_out)
-            streams = {"float": first, "rounded": first, "float_test": tests, "rounded_test": tests}
+            streams = {"float": first, "rounded": first.clone(), "float_test": tests, "rounded_test": tests.clone()}
         elif at < count:
             self.say(f"going on after {at} of {count} blocks")
         for index in range(at, count):
@@ -217,7 +217,8 @@ class _Job:
     ) -> tuple[list[LayerReport], dict[str, Tensor]]:
         """Round a block; return reports of its layers, and what float and rounded blocks make of their inputs."""
         decoder, block = self.decoder, self.decoder.block(index)
-        after = {name: self._through(block, index, streams[name]) for name in ("float", "float_test")}
+        after = {"float": self._through(block, index, streams["float"].clone())}
+        after["float_test"] = self._through(block, index, streams["float_test"])
         start = f"{decoder.name_of(index)}."
         levels = {name[len(start) :]: of for name, of in self.levels.items() if name.startswith(start)}
         layers: list[LayerReport] = []
@@ -239,7 +240,10 @@ class _Job:
         return layers, after
 
     def _through(self, block: nn.Module, index: int, hidden: Tensor) -> Tensor:
-        return torch.cat([self.decoder.call(block, index, window) for window in hidden.split(1)])
+        """Replace the block's inputs by its outputs, in place."""
+        for window in hidden.split(1):
+            window.copy_(self.decoder.call(block, index, window))
+        return hidden
 
     def _perplexity(self, tokens: Tensor, hidden: Tensor) -> float:
         """exp of the mean loss of every token but the first of a window."""
