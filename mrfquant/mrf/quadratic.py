@@ -15,7 +15,7 @@ from mrfquant.mrf.factor_graph import FactorGraph
 MAX_VARIABLES = 1000  # of a field that is looked at: the work grows with the cube
 MAX_ENTRIES = 10**7  # of its tables
 TOLERANCE = 1e-6  # relative error of tables that count as quadratic
-RIDGE = 1e-6  # added to A, in units of its mean diagonal
+RIDGES = (1e-6, 1e-3, 1e-2, 0.1, 1.0)  # added to A, in units of its mean diagonal; the best labelling counts
 
 
 def nearest_plane(graph: FactorGraph) -> Tensor | None:
@@ -26,12 +26,18 @@ def nearest_plane(graph: FactorGraph) -> Tensor | None:
     if (form := quadratic_form(graph)) is None:
         return None
     a, b, values = form
+    found = [_plane(a + ridge * a.diagonal().mean() * torch.eye(len(a)).to(a), b, values) for ridge in RIDGES]
+    return min((labels for labels in found if labels is not None), key=graph.energy, default=None)
+
+
+def _plane(a: Tensor, b: Tensor, values: Tensor) -> Tensor | None:
+    """Return the labels of the nearest plane; None where A is not positive definite."""
     order = a.diagonal().argsort(descending=True)
     inverse = torch.linalg.inv(a[order][:, order])
     upper, failed = torch.linalg.cholesky_ex((inverse + inverse.t()) / 2, upper=True)
     if failed:
         return None
-    target, labels = -inverse @ b[order], torch.zeros_like(graph.cardinalities)
+    target, labels = -inverse @ b[order], torch.zeros_like(order)
     for i, v in enumerate(order):
         labels[v] = (values[:, v] - target[i]).abs().argmin()
         target[i:] -= (target[i] - values[labels[v], v]) / upper[i, i] * upper[i, i:]
@@ -76,5 +82,4 @@ def quadratic_form(graph: FactorGraph) -> tuple[Tensor, Tensor, Tensor] | None:
             return None
         a.diagonal().copy_(found[:, 0, 0])
         slope = found[:, 1, 0]
-    a.diagonal().add_(RIDGE * a.diagonal().mean())
     return a, slope, values
