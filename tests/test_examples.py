@@ -55,6 +55,17 @@ def test_own_solver_trains_a_binary_network_beside_pmf(output):
     assert bayes > 92
 
 
+def test_the_picture_of_rounding_reads_the_tables_of_the_guides():
+    pytest.importorskip("matplotlib", reason="needs the reports extra")
+    drawing = module("draw_rounding")
+    found, energies = drawing.accuracies(), drawing.energies()
+    assert found["gptq"][0] == (pytest.approx(1.08), pytest.approx((80.10 + 81.06) / 2))
+    assert [bits for bits, _ in found["trellis paths"]] == [1.041, 2.041]
+    assert (
+        f"{sum(map(len, found.values()))} networks of {len(found)} methods, {len(energies)} solvers" in drawing.__doc__
+    )
+
+
 def test_own_energy_makes_more_runs_of_four_sparse_the_larger_its_weight(output):
     text = output("own_energy")
     none, small, large = (float(number) for number in re.findall(r"2:4: ([\d.]+) %", text))
