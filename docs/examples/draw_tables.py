@@ -1,8 +1,8 @@
-"""The tables of the guides to rounding as one picture: accuracy against bits, energy against seconds.
+"""Tables of the guides as pictures: accuracy against bits, energy against time, ratios of steps and projections.
 
-    python docs/examples/draw_rounding.py rounding.png
+    python docs/examples/draw_tables.py FOLDER
 
-Expected output: "rounding.png: 12 networks of 6 methods, 6 solvers"
+Expected output: "rounding.png: 12 networks of 6 methods, 6 solvers; speed.png: 32 ratios"
 """
 
 import re
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from matplotlib import rc_context
 
+from mrfquant.benchmarks.picture import write_picture
 from mrfquant.reports.curves import LIGHT
 from mrfquant.reports.figures import STYLE, png
 
@@ -56,8 +57,28 @@ def energies():
     return {re.sub(r" \(.*|,.*(?<!scales)$", "", name): (float(time), float(energy)) for name, time, energy in rows}
 
 
-if __name__ == "__main__":
-    path, networks, solvers = Path(sys.argv[1]), accuracies(), energies()
+def ratios():
+    """Return {title: {row: {column: ratio with quartiles}}}, as the benchmark draws its own."""
+    titles = {
+        "| float, ms": "Training step, against float",
+        "| PARQ, 1 bit": "",
+        "| mrfquant, ms": "Projections, against mrfquant",
+    }
+    found = {}
+    for head, title in titles.items():
+        heads, *rows = table("speed.md", head)
+        panel = found.setdefault(title or next(iter(found)), {})
+        for name, *cells in rows:
+            for column, cell in zip(heads[1:], cells, strict=True):
+                if ratio := re.fullmatch(r"([\d.]+)x(?: \(([\d.]+) \.\. ([\d.]+)\))?", cell):
+                    keys = ("ratio", "low", "high")
+                    read = {key: float(value) for key, value in zip(keys, ratio.groups(), strict=True) if value}
+                    panel.setdefault(name, {})[column] = read
+    return found
+
+
+def draw_rounding(path, networks, solvers):
+    """Draw accuracies against bits, and energies against time."""
     with rc_context(STYLE), png(path, 8.4, 3.4) as figure:
         left, right = figure.subplots(1, 2)
         for (method, points), mark, colour in zip(networks.items(), MARKS, LIGHT, strict=False):
@@ -78,4 +99,12 @@ if __name__ == "__main__":
         right.set_ylim(0.6, 2)
         right.set_xlabel("time of a layer / gptq's")
         right.set_ylabel("energy / gptq's")
-    print(f"{path}: {sum(map(len, networks.values()))} networks of {len(networks)} methods, {len(solvers)} solvers")
+
+
+if __name__ == "__main__":
+    folder, networks, solvers, steps = Path(sys.argv[1]), accuracies(), energies(), ratios()
+    draw_rounding(folder / "rounding.png", networks, solvers)
+    write_picture(folder / "speed.png", steps)
+    count = sum(len(columns) for panel in steps.values() for columns in panel.values())
+    accurate = f"{sum(map(len, networks.values()))} networks of {len(networks)} methods"
+    print(f"rounding.png: {accurate}, {len(solvers)} solvers; speed.png: {count} ratios")
