@@ -93,6 +93,13 @@ def test_a_loss_of_ones_own_takes_any_batch(trained):
     assert done.before is None
 
 
+def test_without_a_loss_the_float_network_teaches(trained):
+    wrong = [(x, 1 - y) for x, y in batches(40)]
+    settings = {"steps": 120, "lr": 0.003, "evaluate": accuracy, "say": None}
+    assert mq.finetune(started(trained), [-1, 0, 1], wrong, **settings).after > 0.8
+    assert mq.finetune(started(trained), [-1, 0, 1], wrong, mq.CrossEntropy(), **settings).after < 0.2
+
+
 def test_bad_input_is_told_in_a_sentence(trained):
     few = batches(3)
     with pytest.raises(mq.BadInput, match="expected at least 1"):
