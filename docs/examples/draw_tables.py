@@ -2,7 +2,7 @@
 
     python docs/examples/draw_tables.py FOLDER
 
-Expected output: "rounding.png: 12 networks of 6 methods, 6 solvers; speed.png: 32 ratios"
+Expected output: "rounding.png: 12 networks of 6 methods, 6 solvers; speed.png: 28 ratios"
 """
 
 import re
