@@ -58,17 +58,18 @@ def overview(out: Path) -> list[Line]:
 
 def _ours(dataset: str, model: str, scale: str, out: Path) -> Line | None:
     cells = [c for name in ("results", "best") for c in TABLES[name] if (c.dataset, c.model) == (dataset, model)]
-    campaign = Campaign(cells, 1, scale, out)
+    campaign = Campaign([c for c in cells if AS_SHOWN.get(c.column, c.column) in SHOWN], 1, scale, out)
     found = campaign.accuracies()
     accuracies = {AS_SHOWN.get(cell.column, cell.column): figures for cell, figures in found.items()}
-    accuracies = {column: figures for column, figures in accuracies.items() if column in SHOWN}
     if not accuracies:
         return None
     done = [(cell, seed) for cell, figures in found.items() for seed in range(len(figures))]
     folders = [RunFolder(campaign.folder(cell, seed)) for cell, seed in done]
     summaries = [folder.summary() or {} for folder in folders]
     hours = [s["seconds"] * s.get("threads", 1) / 3600 for s in summaries]
-    epoch = IMAGES[dataset] // int(folders[0].settings()["Trainer.batch_size"])
+    if (batch := folders[0].settings().get("Trainer.batch_size")) is None:
+        raise BadInput(f"{folders[0].path} has no operative.gin that says Trainer.batch_size: copy it, too")
+    epoch = IMAGES[dataset] // int(batch)
     return Line(dataset, model, WIDTHS[scale], summaries[0]["iterations"] / epoch, hours, accuracies)
 
 

@@ -123,8 +123,8 @@ TABLES: dict[str, list[Cell]] = {
         ),
     ],
     "levels": [
-        _cell(("mnist", "lenet300"), levels, "pmf", None, *settings)
-        for levels, settings in (("-1, 1", ()), ("-1, 0, 1", ("Labelling.levels = [-1, 0, 1]",)))
+        _cell(("mnist", "lenet300"), column, "pmf", None, *settings)
+        for column, settings in (("PMF", ()), ("PMF ternary", ("Labelling.levels = [-1, 0, 1]",)))
     ],
     "two-bit": [_cell(row, "PMF 2-bit", "pmf_2bit", paper) for row, paper in TWO_BIT.items()],
     "rho": [
