@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from mrfquant.commands.reproduce import main
+from mrfquant.commands.reproduce import chosen, main, parser
+from mrfquant.config.gin_files import CONFIGS
 from mrfquant.reproduction import TABLES, Campaign, overview
 
 RESNET18 = ("cifar10", "resnet18")
@@ -48,3 +49,8 @@ def test_without_runs_it_says_where_it_looked(tmp_path, capsys):
     assert f"there is no finished run of the paper's table below {tmp_path}" in capsys.readouterr().err
     assert main(["rho", "--png", str(tmp_path / "p.png"), "--out", str(tmp_path)]) == 2
     assert "--png draws the table paper, not rho" in capsys.readouterr().err
+
+
+def test_the_cells_of_full_size_are_the_files_of_its_folder():
+    cells = chosen(parser().parse_args(["results", "--scale", "full"]))
+    assert {cell.config for cell in cells} == {path.stem for path in (CONFIGS / "full").glob("*.gin")}
