@@ -131,6 +131,7 @@ from .mrf import (
     FactorGraph as FactorGraph,
     Gibbs as Gibbs,
     ICM as ICM,
+    IteratedDescent as IteratedDescent,
     JunctionTree as JunctionTree,
     LocalSearch as LocalSearch,
     Portfolio as Portfolio,
