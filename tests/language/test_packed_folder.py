@@ -16,6 +16,9 @@ from tests.language.conftest import FEW, SIZES
 CONFIGS = {
     "LlamaConfig": {"tie_word_embeddings": True},
     "GPT2Config": {"n_embd": 64, "n_layer": 2, "n_head": 4},  # transposed matrices
+    "Gemma2Config": {"head_dim": 16, "sliding_window": 8},
+    "OPTConfig": {"ffn_dim": 128, "word_embed_proj_dim": 64},
+    "PhiConfig": {},
     "MixtralConfig": {"num_local_experts": 4, "num_experts_per_tok": 1},  # matrices in one tensor
 }
 
