@@ -73,8 +73,9 @@ class RunScales:
                 continue
             lengths = self.ends[first:last].diff(prepend=self.ends.new_full((1,), self.start))
             q = levels[torch.bucketize(self.divide(x.clone()), midpoints)]
-            product, square = (torch.segment_reduce(of, "sum", lengths=lengths) for of in (x * q, q * q))
-            largest = torch.segment_reduce(x.abs(), "max", lengths=lengths)
+            # unsafe: its checks would wait for the device.
+            reduced = functools.partial(torch.segment_reduce, lengths=lengths, unsafe=True)
+            product, square, largest = reduced(x * q, "sum"), reduced(q * q, "sum"), reduced(x.abs(), "max")
             begun = torch.where(largest > 0, largest, self.values[first:last])
             self.values[first:last] = torch.where(product > 0, product / square, begun)
 
