@@ -181,7 +181,7 @@ def _check(binding: str, value: Any, hint: Any) -> None:
         if isinstance(value, bool) and checks:  # bool is an int to Python, but True iterations are a mistake
             raise TypeCheckError("is a bool")
     except TypeCheckError:
-        expected = checks[0].expected if checks else _words(hint)
+        expected = checks[0].expected if checks else _type_in_words(hint)
         if inspect.isclass(value) or inspect.isfunction(value):
             expected += f" (@{value.__name__} names the recipe: write @{value.__name__}() to build it)"
         raise BadSetting(binding, value, expected) from None
@@ -197,7 +197,7 @@ def _conditions(hint: Any) -> list[Check]:
     return [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Check)]
 
 
-def _words(hint: Any) -> str:
+def _type_in_words(hint: Any) -> str:
     """Return the type in the words of a message: 'str', 'Schedule', \"'auto' or 'float32'\"."""
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is typing.Literal:
@@ -205,7 +205,7 @@ def _words(hint: Any) -> str:
     if inspect.isclass(hint) and not arguments:
         return {bool: "True or False", type(None): "None"}.get(hint, hint.__name__)
     if arguments and typing.get_origin(hint) is Annotated:
-        return _words(arguments[0])
+        return _type_in_words(arguments[0])
     if typing.get_origin(hint) in UNIONS:
-        return " or ".join(_words(a) for a in arguments)
+        return " or ".join(_type_in_words(a) for a in arguments)
     return str(hint).replace("typing.", "").replace("collections.abc.", "")

@@ -61,7 +61,7 @@ class Chain(Family):
         return w * (1 + 1 / beta)  # what the expectation takes away while beta is small
 
     def write(self, x: Tensor, beta: float) -> None:
-        self.block.w.copy_(self._gathered(x, lambda part: expected_levels(part, self.table, self.trellis.bits, beta)))
+        self.block.w.copy_(self._map_chains(x, lambda part: expected_levels(part, self.table, self.trellis.bits, beta)))
         self.block.apply_scale()
 
     def pull_back(self, gradient: Gradient, x: Tensor, beta: float, factor: float) -> Tensor:
@@ -74,7 +74,7 @@ class Chain(Family):
         def mode(part: Tensor) -> Tensor:
             return best_paths(part, torch.ones_like(part), self.table, self.trellis.bits)
 
-        return self.label_of_state[self._gathered(x, mode)]
+        return self.label_of_state[self._map_chains(x, mode)]
 
     def distribution(self, x: Tensor, beta: float) -> Distribution:
         return Paths(self, x, beta)
@@ -86,7 +86,7 @@ class Chain(Family):
             states[order] = sampled_paths(part, self.table, trellis.bits, beta, draws[order])
         return self.label_of_state[states]
 
-    def _gathered(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def _map_chains(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what a function of chains (T, chains) says of each weight: (m,)."""
         found = [(order, function(part)) for order, part in self.chains(x)]
         out = torch.empty_like(x, dtype=found[0][1].dtype)
@@ -103,10 +103,10 @@ class Paths(Distribution):
 
     def entropy(self) -> Tensor:
         """Return H(s_t | s_{t-1}), in bits; these add up to the entropy of the chain."""
-        return self._of_marginals(self._conditional_entropy)
+        return self._map_marginals(self._conditional_entropy)
 
     def decided(self, threshold: float) -> Tensor:
-        return self._of_marginals(lambda u: u.amax(2) >= threshold)
+        return self._map_marginals(lambda u: u.amax(2) >= threshold)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         x = self._x
@@ -121,18 +121,18 @@ class Paths(Distribution):
         return u.T
 
     def mean(self) -> Tensor:
-        return self.block.scaled(self._of_marginals(lambda u: u @ self._family.table))
+        return self.block.scaled(self._map_marginals(lambda u: u @ self._family.table))
 
     def variance(self) -> Tensor:
         table = self._family.table
-        variance = self._of_marginals(lambda u: ((u @ table)[..., None] - table).square().mul_(u).sum(2))
+        variance = self._map_marginals(lambda u: ((u @ table)[..., None] - table).square().mul_(u).sum(2))
         return self.block.scaled(self.block.scaled(variance))
 
     def _marginals(self, part: Tensor) -> Tensor:
         return marginals(part, self._family.table, self._family.trellis.bits, self._beta)
 
-    def _of_marginals(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        return self._family._gathered(self._x, lambda part: function(self._marginals(part)))
+    def _map_marginals(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        return self._family._map_chains(self._x, lambda part: function(self._marginals(part)))
 
     def _conditional_entropy(self, u: Tensor) -> Tensor:
         """Return what each weight adds, from probabilities of states (T, chains, states).

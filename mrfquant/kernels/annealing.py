@@ -6,7 +6,7 @@ label costs no more than its own labels; one that takes another changes the cost
 
 import numpy as np
 
-from mrfquant.kernels.layout import jit
+from mrfquant.kernels.layout import draw_bits, jit
 from mrfquant.kernels.tree_moves import given
 
 IMPOSSIBLE = 40.0  # a rise of the energy over the temperature, at which a label is not drawn
@@ -14,13 +14,8 @@ IMPOSSIBLE = 40.0  # a rise of the energy over the temperature, at which a label
 
 @jit()
 def uniform(state):
-    """Draw a number between 0 and 1; state: (1,) uint64, not 0."""
-    x = state[0]
-    x ^= x << np.uint64(13)
-    x ^= x >> np.uint64(7)
-    x ^= x << np.uint64(17)
-    state[0] = x
-    return (np.float64(x >> np.uint64(11)) + 0.5) / 9007199254740992.0
+    """Draw a number between 0 and 1."""
+    return (np.float64(draw_bits(state)) + 0.5) / 9007199254740992.0
 
 
 @jit()

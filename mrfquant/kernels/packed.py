@@ -35,7 +35,7 @@ def labels_per_byte(d: int) -> int:
 def pack_rows(labels: Tensor, d: int, word: int | None = None) -> Tensor:
     """Pack labels (rows, columns) as uint8 (words, rows, word); by default a row is one word."""
     n = labels_per_byte(d)
-    word = word or -(-labels.shape[1] // n)
+    word = word or max(1, -(-labels.shape[1] // n))
     labels = functional.pad(labels.to(torch.uint8), (0, -labels.shape[1] % (n * word)))
     digits = labels.view(len(labels), -1, n).unbind(2)
     packed = sum(digit * d**i for i, digit in enumerate(digits))

@@ -16,6 +16,7 @@ from mrfquant.kernels import dispatch
 from mrfquant.labelling.flat import FlatParameters
 
 Sharing = Literal["layer", "channel", "group"]
+FIT_SHARE = 2**16  # values that a thread fits scales to at least
 CHUNK = 2**20  # weights whose scales are written out at once where no loop is compiled
 
 
@@ -69,7 +70,10 @@ class RunScales:
         first, last = self.runs
         for _ in range(sweeps):
             if dispatch.usable(x, self.values, levels, midpoints, smallest=0):
-                dispatch.fit_runs(x, self.values, self.ends, self.start, levels, midpoints, (first, last))
+                runs = self.values[first:last], self.ends[first:last]
+                smallest = max(1, (last - first) * FIT_SHARE // len(x))
+                given = (*runs, self.start, levels, midpoints)
+                dispatch.run("runs.fit_runs", x, *given, size=last - first, smallest=smallest)
                 continue
             lengths = self.ends[first:last].diff(prepend=self.ends.new_full((1,), self.start))
             q = levels[torch.bucketize(self.divide(x.clone()), midpoints)]
@@ -81,7 +85,7 @@ class RunScales:
 
     def _apply(self, x: Tensor, inverse: bool) -> Tensor:
         if dispatch.usable(x, self.values):
-            dispatch.scale_runs(x, self.values, self.ends, self.start, inverse)
+            dispatch.run("runs.scale_runs", x, self.values, self.ends, self.start, inverse)
             return x
         place = self.start
         for part in x.split(max(1, self.m) if torch.compiler.is_compiling() else CHUNK):
