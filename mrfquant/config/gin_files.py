@@ -25,7 +25,7 @@ MISTAKES = (
     *(SyntaxError, ValueError, OSError, ImportError, RuntimeError, TypeError, AttributeError, KeyError),
     *(tokenize.TokenError, MemoryError),
 )
-MOST_GIN = 2**22  # bytes of a gin file
+MAX_GIN_BYTES = 2**22  # bytes of a gin file
 PACKAGE = Path(__file__).parent.parent
 # The configs lie beside the package in a checkout and inside it when it was installed from a wheel; beside it is then
 # the library gin.
@@ -126,8 +126,8 @@ class Config:
 
     def _survey(self, file: Path) -> None:
         """Note where everything is bound and import the modules asked for, in the order that gin will read."""
-        if file.stat().st_size > MOST_GIN:
-            raise BadInput(f"{_display_path(file)} has more than {MOST_GIN:,} bytes: give a gin file")
+        if file.stat().st_size > MAX_GIN_BYTES:
+            raise BadInput(f"{_display_path(file)} has more than {MAX_GIN_BYTES:,} bytes: give a gin file")
         with open(file) as text:
             for statement in ConfigParser(text, _Names()):
                 place = f"{_display_path(file)}:{statement.location.line_num}"

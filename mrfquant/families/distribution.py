@@ -12,9 +12,8 @@ from torch import Tensor
 from mrfquant.errors import BadInput
 from mrfquant.labelling import Block
 
-CHUNK = (
-    2**18
-)  # weights whose probabilities are made at once where they are not kept: they need memory for a moment only
+# Weights whose probabilities are made at once where they are not kept: they need memory for a moment only.
+CHUNK = 2**18
 
 
 class Distribution(ABC):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SMALLEST_SIZE = 2**14  # values below which torch is as fast: small problems need not wait for numba
+MIN_SIZE = 2**14  # values below which torch is as fast: small problems need not wait for numba
 THREAD_SHARE = 2**22  # values that are worth a thread, while torch's own still spin from the operation before
 
 
@@ -31,7 +31,7 @@ def loops(module: str) -> Any:
 def usable(*tensors: Tensor, smallest: int | None = None) -> bool:
     """Return whether loops take these: many float32 values on the CPU, contiguous, no autograd, and numba."""
     return (
-        tensors[0].numel() >= (SMALLEST_SIZE if smallest is None else smallest)
+        tensors[0].numel() >= (MIN_SIZE if smallest is None else smallest)
         and all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors)
         and all(t.is_contiguous() and not t.requires_grad for t in tensors)
         and not torch.compiler.is_compiling()

@@ -1,7 +1,6 @@
 """Chains agree with the enumeration of their paths, train, resume, and are packed as bits."""
 
 import copy
-import itertools
 import math
 
 import pytest
@@ -34,14 +33,10 @@ def family(levels, shape=(2, 3), layout=None, scale=None):
 
 
 def paths(levels, length):
-    """All paths: (count, length)."""
-    found = []
-    for first, *rest in itertools.product(range(len(levels)), *[range(levels.branches)] * (length - 1)):
-        path = [first]
-        for bits in rest:
-            path.append((path[-1] << levels.bits | bits) % len(levels))
-        found.append(path)
-    return torch.tensor(found)
+    """All paths: (count, length). State t is the window of `memory` bits from bit t * bits of a stream on."""
+    streams = torch.arange(2 ** (levels.memory + levels.bits * (length - 1)))
+    shifts = torch.arange(levels.bits * (length - 1), -1, -levels.bits)
+    return streams[:, None] >> shifts & (len(levels) - 1)
 
 
 def enumerated(levels, x, beta):

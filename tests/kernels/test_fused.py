@@ -108,7 +108,7 @@ def test_on_planes_costs_go_into_the_product(jacobian, levels, scale, monkeypatc
         return Gradient(marginals=gradient(self, p).on_labels(p.block))
 
     train(compiled, 3)
-    monkeypatch.setattr(dispatch, "SMALLEST_SIZE", 10**9)
+    monkeypatch.setattr(dispatch, "MIN_SIZE", 10**9)
     train(plain, 3)
     monkeypatch.setattr(SumOf, "gradient", by_labels)
     train(general, 3)
