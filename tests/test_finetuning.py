@@ -93,6 +93,16 @@ def test_a_loss_of_ones_own_takes_any_batch(trained):
     assert done.before is None
 
 
+def test_without_a_loss_the_float_network_teaches(trained):
+    teaching = mq.Distillation(share=0.9, softness=3.0, while_better=True)
+    made = [
+        mq.finetune(started(trained), [-1, 0, 1], batches(10), loss, steps=10, lr=0.003, say=None).losses
+        for loss in (None, teaching, mq.CrossEntropy())
+    ]
+    assert made[0] == made[1]
+    assert made[0] != made[2]
+
+
 def test_bad_input_is_told_in_a_sentence(trained):
     few = batches(3)
     with pytest.raises(mq.BadInput, match="expected at least 1"):

@@ -59,17 +59,11 @@ def energy(field, unary, labels):
 
 
 @jit()
-def draw_bits(state):
-    """Draw 53 bits as a uint64; state: (1,) uint64, not 0."""
+def draw(state, below):
+    """Draw a whole number from 0 to below - 1; state: (1,) uint64, not 0."""
     x = state[0]
     x ^= x << np.uint64(13)
     x ^= x >> np.uint64(7)
     x ^= x << np.uint64(17)
     state[0] = x
-    return x >> np.uint64(11)
-
-
-@jit()
-def draw(state, below):
-    """Draw a whole number from 0 to below - 1; see `draw_bits`."""
-    return int(draw_bits(state) % np.uint64(below))
+    return np.int64((x >> np.uint64(11)) % np.uint64(below))
