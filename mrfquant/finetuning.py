@@ -21,6 +21,7 @@ from mrfquant.text import aligned, duration
 
 WARMUP = 0.1  # share of the steps in which the learning rate rises
 REFRESHING = 50  # last batches from which batch norm takes the statistics of the rounded network
+MOST_LISTED = 8  # levels whose shares are printed one by one
 SILENCE = 2.0  # seconds between two lines of progress
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -50,7 +51,9 @@ class Finetuned:
         rows = [["parameter", "share of weights on each level"]]
         for name, shares in self.shares.items():
             levels = self.labelling.block_of(name).levels.values
-            rows.append([name, "  ".join(f"{q:g}: {share:.1%}" for q, share in zip(levels, shares, strict=True))])
+            told = "  ".join(f"{q:g}: {share:.1%}" for q, share in zip(levels, shares, strict=True))
+            many = f"{len(levels)} levels, the most frequent {max(shares):.1%}"
+            rows.append([name, told if len(levels) <= MOST_LISTED else many])
         lines = [aligned(rows)]
         if self.refreshed:
             lines.append(f"{self.refreshed} layers of batch norm have statistics of the rounded network")

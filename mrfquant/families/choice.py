@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from mrfquant.families.base import Betas, Family, Form, FusedRule, Gradient
-from mrfquant.families.chain import Chain
+from mrfquant.families.chain import Chain, ChainInWells
 from mrfquant.families.graph import Graph
 from mrfquant.families.line import LineFamily, PairFamily
 from mrfquant.families.planes import PlanesFamily
@@ -40,7 +40,7 @@ def family_of(block: Block, projection: Projection, form: Form, spacing: float) 
     if (own := getattr(block.levels, "family", None)) is not None:
         return own(block, projection)
     if isinstance(block.levels, Trellis):
-        return Chain(block, projection)
+        return (ChainInWells if form == "wells" else Chain)(block, projection)
     if form == "wells":
         return Wells(block, projection)
     if form == "planes":
