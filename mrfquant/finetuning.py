@@ -28,7 +28,7 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 @dataclass
 class Finetuned:
-    """What `finetune` has made.
+    """The result of `finetune`.
 
     Attributes:
         model: the network, an ordinary one again, with every labelled weight on a level.

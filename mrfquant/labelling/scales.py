@@ -16,6 +16,7 @@ from mrfquant.kernels import dispatch
 from mrfquant.labelling.flat import FlatParameters
 
 Sharing = Literal["layer", "channel", "group"]
+FIT_SHARE = 2**16  # values that a thread fits scales to at least
 CHUNK = 2**20  # weights whose scales are written out at once where no loop is compiled
 
 
@@ -69,12 +70,16 @@ class RunScales:
         first, last = self.runs
         for _ in range(sweeps):
             if dispatch.usable(x, self.values, levels, midpoints, smallest=0):
-                dispatch.fit_runs(x, self.values, self.ends, self.start, levels, midpoints, (first, last))
+                runs = self.values[first:last], self.ends[first:last]
+                smallest = max(1, (last - first) * FIT_SHARE // len(x))
+                given = (*runs, self.start, levels, midpoints)
+                dispatch.run("runs.fit_runs", x, *given, size=last - first, smallest=smallest)
                 continue
             lengths = self.ends[first:last].diff(prepend=self.ends.new_full((1,), self.start))
             q = levels[torch.bucketize(self.divide(x.clone()), midpoints)]
-            product, square = (torch.segment_reduce(of, "sum", lengths=lengths) for of in (x * q, q * q))
-            largest = torch.segment_reduce(x.abs(), "max", lengths=lengths)
+            # unsafe: its checks would wait for the device.
+            reduced = functools.partial(torch.segment_reduce, lengths=lengths, unsafe=True)
+            product, square, largest = reduced(x * q, "sum"), reduced(q * q, "sum"), reduced(x.abs(), "max")
             begun = torch.where(largest > 0, largest, self.values[first:last])
             self.values[first:last] = torch.where(product > 0, product / square, begun)
 
@@ -87,7 +92,7 @@ class RunScales:
 
     def _apply(self, x: Tensor, inverse: bool) -> Tensor:
         if dispatch.usable(x, self.values):
-            dispatch.scale_runs(x, self.values, self.ends, self.start, inverse)
+            dispatch.run("runs.scale_runs", x, self.values, self.ends, self.start, inverse)
             return x
         place = self.start
         for part in x.split(max(1, self.m) if torch.compiler.is_compiling() else CHUNK):
