@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mrfquant.compute import check_memory
 from mrfquant.config.settings import configurable
-from mrfquant.energies import Energy
+from mrfquant.energies import Energy, FirstOrderTaylor
 from mrfquant.errors import BadInput
 from mrfquant.families import Backend, Distribution, Family, Form, backend_of, family_of
 from mrfquant.inference.base import Inference, OptimizerRecipe
@@ -46,12 +46,18 @@ class DefaultAnnealing(Schedule):
 
 
 def form_of(
-    form: Form | None, projection: Projection, auxiliary: bool, entropy: Entropy | None, settings: Mapping[str, Any]
+    form: Form | None,
+    projection: Projection,
+    auxiliary: bool,
+    entropy: Entropy | None,
+    energy: Energy | None,
+    settings: Mapping[str, Any],
 ) -> Form:
     """Return the form of a solver's variables, chosen by where they start if none is given."""
     learned = bool(settings.get("learn_scale"))
     if form is None:
-        soft = auxiliary and entropy is None and type(projection) is Softmax
+        plain = energy is None or type(energy) is FirstOrderTaylor  # others may have costs of labels
+        soft = auxiliary and entropy is None and plain and type(projection) is Softmax
         form = "wells" if soft and settings.get("start") == "weights" and not learned else "line"
     elif form == "wells" and learned:
         raise BadInput("form 'wells' fits the scales itself: drop learn_scale, or set form = 'line'")
@@ -72,9 +78,9 @@ class ProjectedInference(Inference):
         auxiliary: keep auxiliary variables and descend through the projection's Jacobian, or update u itself.
         entropy: what u stands for, for the projection softmax only; factorised by default.
         form: what the variables are; see `mrfquant.families`. From trained weights, 'wells': latent weights in the
-            network's own units, with scales that follow them (unless they are learned). Otherwise 'line', a number for
-            each weight, or 'planes', one for each level of it, as in the paper. Without auxiliary variables, three
-            levels and more are planes.
+            network's own units, with scales that follow them (unless they are learned, or an energy may have costs of
+            labels). Otherwise 'line', a number for each weight, or 'planes', one for each level of it, as in the paper.
+            Without auxiliary variables, three levels and more are planes.
     """
 
     method = "PROJ"
@@ -103,7 +109,7 @@ class ProjectedInference(Inference):
             )
         self.projection, self.auxiliary, self.entropy = projection, auxiliary, entropy
         self.compiled = compiled
-        self.form = form_of(form, projection, auxiliary, entropy, settings)
+        self.form = form_of(form, projection, auxiliary, entropy, energy, settings)
         if self.form == "wells":
             beta = beta or DefaultAnnealing(1.2, 1e4, by=1 / 3)
         beta = beta or DefaultAnnealing(1.02, self.last_beta if auxiliary else 10.0)

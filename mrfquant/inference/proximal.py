@@ -41,7 +41,7 @@ class ProximalMeanField(ProjectedInference):
         entropy: Entropy | None = None,
         **settings: Any,
     ) -> None:
-        form = form_of(settings.pop("form", None), Softmax(), auxiliary, entropy, settings)
+        form = form_of(settings.pop("form", None), Softmax(), auxiliary, entropy, energy, settings)
         softmax = Softmax(jacobian or ("straight_through" if form == "wells" else "reference"))
         super().__init__(labelling, optimizer, softmax, beta, energy, auxiliary, entropy, form=form, **settings)
         if not auxiliary:

@@ -174,10 +174,12 @@ def test_frozen_layers_keep_their_scales():
     assert torch.equal(model[0].weight, w)
 
 
-def test_priors_on_labels_are_refused_and_told_the_line():
+def test_priors_on_labels_keep_the_line_and_wells_refuse_them():
     model = network()
     labelling = mq.Labelling(model, [-1, 0, 1], which="weights", scale="channel")
     energy = mq.SumOf([mq.FirstOrderTaylor(), LabelPrior(costs=[1, 0, 1])])
-    solver = mq.MirrorDescent(labelling, adam, start="weights", energy=energy)
+    assert mq.MirrorDescent(labelling, adam, start="weights", energy=energy).form == "line"
+    assert mq.ProximalMeanField(labelling, adam, start="weights", energy=energy).form == "line"
+    solver = mq.MirrorDescent(labelling, adam, start="weights", energy=energy, form="wells")
     with pytest.raises(mq.BadInput, match="set form = 'line'"):
         trained(model, solver, 1)
