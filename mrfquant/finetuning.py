@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,8 +81,10 @@ def finetune(
     Args:
         model: the network, on its device.
         levels: as in `Labelling`: [-1, 1], [-1, 0, 1], a mapping of patterns to levels.
-        batches: to train on, begun again when they end; pairs of inputs and targets unless there is a `loss`.
-        loss: of the network on a batch, a scalar; cross-entropy of model(inputs) and targets by default.
+        batches: to train on, begun again when they end; pairs of inputs and targets unless there is a `loss`, or dicts
+            with labels for a network of transformers.
+        loss: of the network on a batch, a scalar; cross-entropy of model(inputs) and targets by default, or
+            that of model(**batch).
         steps: how many batches to take.
         lr: what training the float network further would take, with `optimizer`.
         which, scale: as in `Labelling`.
@@ -149,8 +151,10 @@ def refresh_batch_norm(model: nn.Module, batches: Iterable[Any], loss: Loss | No
 
 
 def _cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    if isinstance(batch, Mapping) and "labels" in batch:
+        return model(**batch)["loss"]
     try:
-        inputs, targets = batch
+        inputs, targets = batch if not isinstance(batch, Mapping) else ()
     except (TypeError, ValueError):
         given = type(batch).__name__
         raise BadInput(

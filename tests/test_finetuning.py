@@ -79,6 +79,22 @@ def test_batch_norm_has_the_mean_statistics_of_the_batches(trained):
     assert torch.equal(norm.running_mean, before)
 
 
+def test_dicts_with_labels_go_to_networks_that_have_a_loss(trained):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = started(trained)
+
+        def forward(self, inputs, labels):
+            logits = self.network(inputs)
+            return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
+
+    few = batches(10)
+    plain = mq.finetune(started(trained), [-1, 1], few, steps=10, lr=0.001, say=None)
+    dicts = [{"inputs": x, "labels": y} for x, y in few]
+    assert mq.finetune(Model(), [-1, 1], dicts, steps=10, lr=0.001, say=None).losses == plain.losses
+
+
 def test_a_loss_of_ones_own_takes_any_batch(trained):
     few = [{"x": x, "y": y} for x, y in batches(10)]
     done = mq.finetune(
@@ -100,4 +116,4 @@ def test_bad_input_is_told_in_a_sentence(trained):
     with pytest.raises(mq.BadInput, match="a DataLoader, which can begin again"):
         mq.finetune(started(trained), [-1, 1], iter(few), steps=5, lr=0.001, say=None)
     with pytest.raises(mq.BadInput, match=r"a batch is a dict, expected \(inputs, targets\)"):
-        mq.finetune(started(trained), [-1, 1], [{"x": 1}], steps=5, lr=0.001, say=None)
+        mq.finetune(started(trained), [-1, 1], [{"x": 1, "y": 2}], steps=5, lr=0.001, say=None)

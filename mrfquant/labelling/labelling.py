@@ -17,7 +17,7 @@ from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling.block import Block
 from mrfquant.labelling.flat import FlatParameters
 from mrfquant.labelling.levels import LevelSet
-from mrfquant.labelling.matrices import other_matrices
+from mrfquant.labelling.matrices import other_matrices, save_in_order
 from mrfquant.labelling.scales import Scales
 from mrfquant.labelling.selection import PRESETS, PRODUCTS, coverage, warn_of_unknown_layers
 from mrfquant.labelling.trellis import Trellis, levels_for_the_short
@@ -107,7 +107,7 @@ class Labelling:
             group_of: the number of each trainable parameter's group; all are in one by default.
             shard: let processes that train together share the variables.
         """
-        trainable, sets, team = self._trainable, self._sets, present_team()
+        model, trainable, sets, team = self.model, self._trainable, self._sets, present_team()
         self.group_of = dict.fromkeys(trainable, 0) if group_of is None else dict(group_of)
         self.sharded = shard and team.world_size > 1
         rank = {level_set: place for place, level_set in enumerate(dict.fromkeys(sets.values()))}
@@ -116,6 +116,9 @@ class Labelling:
         shared = team if self.sharded else None
         self.labelled = FlatParameters({n: trainable[n] for n in labelled}, shared, matrices=self._matrices)
         self.free = FlatParameters({n: trainable[n] for n in free}, shared, adopts_writes=True)
+        for name in labelled:
+            if self.labelled.matrix(name).turned:
+                save_in_order(model.get_submodule(name.rpartition(".")[0]))
         self.scales = self._new_scales()
         self.blocks: list[Block] = []
         for (level_set, group), names in groupby(labelled, lambda n: (sets[n], self.group_of[n])):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -69,3 +70,15 @@ def other_matrices(model: nn.Module) -> dict[str, Matrix]:
     }
     names = model.named_parameters(remove_duplicate=False)
     return {name: found[id(p)] for name, p in names if id(p) in found}
+
+
+def save_in_order(module: nn.Module) -> None:
+    """Let a module's state dict have parameters whose rows lie in memory by outputs as others expect them."""
+    if _contiguous not in module._state_dict_hooks.values():
+        module.register_state_dict_post_hook(_contiguous)
+
+
+def _contiguous(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for own in module._parameters:
+        if isinstance(tensor := state.get(prefix + own), Tensor):
+            state[prefix + own] = tensor.contiguous()

@@ -65,19 +65,26 @@ class RunScales:
         """Fit the scales to values x (m,), in place: least squares with the labels nearest to x at the present ones.
 
         A sweep is one step of ICM over labels and scales. A run whose values are all nearest to the level 0 begins
-        again at its largest magnitude, and a run of zeros keeps its scale.
+        again at its largest magnitude, and a run of zeros keeps its scale. Sweeps end where none would change anything.
         """
+        self._fit_once(x, levels, midpoints)
+        for _ in range(sweeps - 1):
+            before = self.values.clone()
+            self._fit_once(x, levels, midpoints)
+            if torch.equal(before, self.values):
+                return
+
+    def _fit_once(self, x: Tensor, levels: Tensor, midpoints: Tensor) -> None:
         first, last = self.runs
-        for _ in range(sweeps):
-            if dispatch.usable(x, self.values, levels, midpoints, smallest=0):
-                dispatch.fit_runs(x, self.values, self.ends, self.start, levels, midpoints, (first, last))
-                continue
-            lengths = self.ends[first:last].diff(prepend=self.ends.new_full((1,), self.start))
-            q = levels[torch.bucketize(self.divide(x.clone()), midpoints)]
-            product, square = (torch.segment_reduce(of, "sum", lengths=lengths) for of in (x * q, q * q))
-            largest = torch.segment_reduce(x.abs(), "max", lengths=lengths)
-            begun = torch.where(largest > 0, largest, self.values[first:last])
-            self.values[first:last] = torch.where(product > 0, product / square, begun)
+        if dispatch.usable(x, self.values, levels, midpoints, smallest=0):
+            dispatch.fit_runs(x, self.values, self.ends, self.start, levels, midpoints, (first, last))
+            return
+        lengths = self.ends[first:last].diff(prepend=self.ends.new_full((1,), self.start))
+        q = levels[torch.bucketize(self.divide(x.clone()), midpoints)]
+        product, square = (torch.segment_reduce(of, "sum", lengths=lengths) for of in (x * q, q * q))
+        largest = torch.segment_reduce(x.abs(), "max", lengths=lengths)
+        begun = torch.where(largest > 0, largest, self.values[first:last])
+        self.values[first:last] = torch.where(product > 0, product / square, begun)
 
     def _apply(self, x: Tensor, inverse: bool) -> Tensor:
         if dispatch.usable(x, self.values):

@@ -1,5 +1,7 @@
 """Weights whose rows do not lie along their first dimension are labelled, rounded and packed as nn.Linear's are."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -86,6 +88,21 @@ def test_training_takes_the_steps_that_it_takes_with_linear_layers(name, learn_s
     expected = together(name, [each[0].weight.detach() for each in plain])
     torch.testing.assert_close(weight(model).detach(), expected)
     assert weight(model).is_contiguous()
+
+
+def test_a_state_dict_has_them_contiguous_while_training():
+    """As transformers needs them to save a checkpoint."""
+    model = network("Conv1D")
+    before = weight(model).detach().clone()
+    labelling = mq.Labelling(model, [-1, 0, 1], which="weights", scale="channel")
+    mq.Labelling(model, [-1, 0, 1], which="weights", scale="channel")
+    assert not weight(model).is_contiguous()
+    for network_, prefix in ((model, ""), (copy.deepcopy(nn.Sequential(model)), "0.")):
+        state = network_.state_dict()
+        assert state[prefix + "0.weight"].is_contiguous()
+        assert torch.equal(state[prefix + "0.weight"], before)
+    assert len(model[0]._state_dict_hooks) == 1
+    assert len(labelling) == before.numel() + 2 * OUTPUTS
 
 
 @pytest.mark.parametrize("settings", [{}, {"group_size": 5, "zero_point": True}])
