@@ -10,17 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from mrfquant.errors import BadInput, Diverged
 from mrfquant.inference import Inference, MirrorDescent
 from mrfquant.labelling import Labelling
+from mrfquant.objectives import Distillation, Objective
+from mrfquant.objectives.base import outputs_of
 from mrfquant.schedules import CosineDecay
 from mrfquant.text import aligned, duration
 
 WARMUP = 0.1  # share of the steps in which the learning rate rises
 REFRESHING = 50  # last batches from which batch norm takes the statistics of the rounded network
 SILENCE = 2.0  # seconds between two lines of progress
+TEACHING = {"share": 0.9, "softness": 3.0}  # of the float network, where no loss is given
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
@@ -62,7 +64,7 @@ def finetune(
     model: nn.Module,
     levels: Any,
     batches: Iterable[Any],
-    loss: Loss | None = None,
+    loss: Loss | Objective | None = None,
     *,
     steps: int,
     lr: float,
@@ -81,10 +83,9 @@ def finetune(
     Args:
         model: the network, on its device.
         levels: as in `Labelling`: [-1, 1], [-1, 0, 1], a mapping of patterns to levels.
-        batches: to train on, begun again when they end; pairs of inputs and targets unless there is a `loss`, or dicts
-            with labels for a network of transformers.
-        loss: of the network on a batch, a scalar; cross-entropy of model(inputs) and targets by default, or
-            that of model(**batch).
+        batches: to train on, begun again when they end; pairs of inputs and targets unless there is a `loss`.
+        loss: of the network on a batch, a scalar, or an objective, as mq.CrossEntropy(). By default the float network
+            teaches: `Distillation`, a tenth of which is cross-entropy of model(inputs) and targets.
         steps: how many batches to take.
         lr: what training the float network further would take, with `optimizer`.
         which, scale: as in `Labelling`.
@@ -96,7 +97,7 @@ def finetune(
     if steps < 1:
         raise BadInput(f"finetune has to take {steps} steps, expected at least 1")
     say = say or (lambda line: None)
-    loss = loss or _cross_entropy
+    loss = _loss_of(model, Distillation(**TEACHING) if loss is None else loss)
     before = _evaluated(model, evaluate)
     labelling = Labelling(model, levels, which=which, scale=scale)
     inference = solver(labelling, lambda tensors: optimizer(tensors, lr=lr), start="weights")
@@ -133,7 +134,8 @@ def finetune(
 def refresh_batch_norm(model: nn.Module, batches: Iterable[Any], loss: Loss | None = None) -> int:
     """Replace the statistics of batch norm by the mean over batches, and return how many layers have them.
 
-    Layers in evaluation mode, as frozen ones are, keep theirs.
+    Layers in evaluation mode, as frozen ones are, keep theirs. A `loss` says what the network is called on; without
+    one it is the first of each batch.
     """
     kinds = nn.modules.batchnorm._BatchNorm
     layers = [m for m in model.modules() if isinstance(m, kinds) and m.track_running_stats and m.training]
@@ -144,23 +146,38 @@ def refresh_batch_norm(model: nn.Module, batches: Iterable[Any], loss: Loss | No
         layer.reset_running_stats()
         layer.momentum = None  # the mean of all batches
     for batch in batches:
-        (loss or _cross_entropy)(model, batch)
+        if loss is None:
+            outputs_of(model, _pair(batch)[0])
+        else:
+            loss(model, batch)
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
     return len(layers)
 
 
-def _cross_entropy(model: nn.Module, batch: Any) -> Tensor:
-    if isinstance(batch, Mapping) and "labels" in batch:
-        return model(**batch)["loss"]
+def _loss_of(model: nn.Module, loss: Loss | Objective) -> Loss:
+    """Return the loss of a batch that an objective stands for; it may keep the network as it is now."""
+    if not isinstance(loss, Objective):
+        return loss
+    objective = loss
+    objective.attach(model)
+
+    def of_batch(model: nn.Module, batch: Any) -> Tensor:
+        inputs, targets = _pair(batch)
+        return objective.training_loss(outputs_of(model, inputs), targets, inputs)
+
+    return of_batch
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
     try:
-        inputs, targets = batch if not isinstance(batch, Mapping) else ()
+        inputs, targets = () if isinstance(batch, Mapping) else batch  # which would be its keys
     except (TypeError, ValueError):
         given = type(batch).__name__
         raise BadInput(
             f"a batch is a {given}, expected (inputs, targets): give finetune a loss(model, batch)"
         ) from None
-    return functional.cross_entropy(model(inputs), targets)
+    return inputs, targets
 
 
 def _endless(batches: Iterable[Any]) -> Iterator[Any]:

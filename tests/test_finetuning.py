@@ -79,22 +79,6 @@ def test_batch_norm_has_the_mean_statistics_of_the_batches(trained):
     assert torch.equal(norm.running_mean, before)
 
 
-def test_dicts_with_labels_go_to_networks_that_have_a_loss(trained):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = started(trained)
-
-        def forward(self, inputs, labels):
-            logits = self.network(inputs)
-            return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
-
-    few = batches(10)
-    plain = mq.finetune(started(trained), [-1, 1], few, steps=10, lr=0.001, say=None)
-    dicts = [{"inputs": x, "labels": y} for x, y in few]
-    assert mq.finetune(Model(), [-1, 1], dicts, steps=10, lr=0.001, say=None).losses == plain.losses
-
-
 def test_a_loss_of_ones_own_takes_any_batch(trained):
     few = [{"x": x, "y": y} for x, y in batches(10)]
     done = mq.finetune(
@@ -107,6 +91,13 @@ def test_a_loss_of_ones_own_takes_any_batch(trained):
         say=None,
     )
     assert done.before is None
+
+
+def test_without_a_loss_the_float_network_teaches(trained):
+    wrong = [(x, 1 - y) for x, y in batches(40)]
+    settings = {"steps": 120, "lr": 0.003, "evaluate": accuracy, "say": None}
+    assert mq.finetune(started(trained), [-1, 0, 1], wrong, **settings).after > 0.8
+    assert mq.finetune(started(trained), [-1, 0, 1], wrong, mq.CrossEntropy(), **settings).after < 0.2
 
 
 def test_bad_input_is_told_in_a_sentence(trained):

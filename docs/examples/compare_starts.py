@@ -2,7 +2,8 @@
 
     python compare_starts.py resnet20 --weights resnet20_cifar10.safetensors --methods wells ste parq
 
-Every method gets the same steps, batches, schedule and number of learning rates; the accuracy (for the GPT minus the
+Every method gets the same steps, batches, schedule and number of learning rates, and with --taught the float network as
+a teacher, which is the default of mq.finetune with wells; the accuracy (for the GPT minus the
 loss, for EfficientNet agreement with the float network) on validation data is printed as one line of JSON for each run.
 
 Networks: mlp (digits), lenet5 (MNIST), gpt (Shakespeare), trained in float first; resnet20, resnet44 (CIFAR-10) and
@@ -14,7 +15,7 @@ import copy
 import functools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,18 @@ def efficientnet(folder: str) -> Task:
     return Task(model, batches, loss, score, pointwise)
 
 
+def taught(task: Task) -> Task:
+    """Return the task with the default loss of `mq.finetune`: the float network is the teacher."""
+    objective = mq.Distillation(share=0.9, softness=3.0)
+    objective.attach(task.model)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with BFLOAT16():  # the teacher, too
+            return objective.training_loss(logits(model, batch[0]), batch[1], batch[0])
+
+    return replace(task, loss=loss)
+
+
 def task(args: argparse.Namespace) -> Task:
     if args.network == "mlp":
         model = nn.Sequential(
@@ -210,11 +223,13 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["wells", "ste"], choices=[*SOLVERS, "parq"])
     parser.add_argument("--rates", type=float, nargs="+", default=[0.001, 0.003, 0.01])
     parser.add_argument("--steps", type=int, default=390)
+    parser.add_argument("--taught", action="store_true", help="let the float network teach (not efficientnet)")
     args = parser.parse_args()
     torch.manual_seed(0)
-    whole = task(args)
+    whole = taught(task(args)) if args.taught else task(args)
     with torch.no_grad():
-        row = {"network": args.network, "float": whole.score(whole.model.eval()), "steps": args.steps}
+        score = whole.score(whole.model.eval())
+    row = {"network": args.network, "float": score, "steps": args.steps, "taught": args.taught}
     for d in args.levels:
         for method in args.methods:
             for lr in args.rates:
