@@ -28,7 +28,7 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 @dataclass
 class Finetuned:
-    """What `finetune` has made.
+    """The result of `finetune`.
 
     Attributes:
         model: the network, an ordinary one again, with every labelled weight on a level.
@@ -171,7 +171,9 @@ def _loss_of(model: nn.Module, loss: Loss | Objective) -> Loss:
 
 def _pair(batch: Any) -> tuple[Any, Any]:
     try:
-        inputs, targets = () if isinstance(batch, Mapping) else batch  # which would be its keys
+        if isinstance(batch, Mapping):  # two of its keys would do
+            raise TypeError
+        inputs, targets = batch
     except (TypeError, ValueError):
         given = type(batch).__name__
         raise BadInput(

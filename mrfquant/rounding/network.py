@@ -47,7 +47,7 @@ SolverSetting = Annotated[str | LayerSolver, KNOWN_SOLVER]
 def _one_by_one(model: nn.Module) -> Iterator[None]:
     """Let experts of transformers compute one after the other, each as the linear layer that it is."""
     stacked = any(matrix.stacked for matrix in other_matrices(model).values())
-    parts = [m for m in model.modules() if stacked and hasattr(m, "set_experts_implementation")]
+    parts: list[Any] = [m for m in model.modules() if stacked and hasattr(m, "set_experts_implementation")]
     before = [part.get_experts_implementation() for part in parts]
     try:
         for part in parts:
