@@ -4,7 +4,8 @@ python docs/uai_table.py FOLDER --seconds 10 --solvers portfolio,icm,max_product
 
 NAME.uai.evid is the evidence of NAME.uai; NAME.uai.MAR, NAME.uai.PR and NAME.uai.MAP are the references, where they
 exist. The gap of a labelling is its energy less the lowest that anybody found, the reference included; 'proved' means
-that the solver's own bound says that none is lower, 'none' that it found forbidden labellings only.
+that the solver's own bound says that none is lower, after so many seconds, 'none' that it found forbidden labellings
+only.
 """
 
 import argparse
@@ -74,8 +75,8 @@ def main() -> None:
     def gap(model: str, result: Result) -> str:
         excess = result.energy - lowest[model]
         text = "0" if excess < 1e-6 * max(1.0, abs(lowest[model])) else f"{excess:.3g}"
-        text = "none" if math.isinf(result.energy) else f"{text}, proved" if result.optimal else text
-        return f"{text}; {result.seconds:.1f} s"
+        proof = f"proved, {result.seconds:.1f} s"
+        return "none" if math.isinf(result.energy) else proof if result.optimal else text
 
     def error(model: str, result: Result) -> str:
         return f"{(result.marginals - marginals[model]).abs().mean().item():.4f}" if model in marginals else "-"
@@ -84,7 +85,7 @@ def main() -> None:
         known = model in log_z and result.log_z is not None
         return f"{((result.log_z or 0.0) - log_z[model]) / math.log(10):+.3g}" if known else "-"
 
-    print_table("Energy above the lowest, and seconds", results, names, gap)
+    print_table("Energy above the lowest, or seconds to the proof", results, names, gap)
     print_table("Mean absolute error of the marginals", results, names, error)
     print_table("log10 Z less the reference", results, names, excess)
 

@@ -114,6 +114,7 @@ from .rounding import (
     LayerSolver as LayerSolver,
     round_network as round_network,
 )
+from .language import RoundedLanguageModel as RoundedLanguageModel, round_language_model as round_language_model
 from .pruning import prune as prune
 from .packing import PackedNetwork as PackedNetwork, load as load, pack as pack, pack_model as pack_model
 from .packing.onnx_export import export_onnx as export_onnx
@@ -130,6 +131,7 @@ from .mrf import (
     FactorGraph as FactorGraph,
     Gibbs as Gibbs,
     ICM as ICM,
+    IteratedDescent as IteratedDescent,
     JunctionTree as JunctionTree,
     LocalSearch as LocalSearch,
     Portfolio as Portfolio,

@@ -21,8 +21,8 @@ from mrfquant.text import aligned, duration
 
 WARMUP = 0.1  # share of the steps in which the learning rate rises
 REFRESHING = 50  # last batches from which batch norm takes the statistics of the rounded network
+MOST_LISTED = 8  # levels whose shares are printed one by one
 SILENCE = 2.0  # seconds between two lines of progress
-TEACHING = {"share": 0.9, "softness": 3.0}  # of the float network, where no loss is given
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
@@ -51,7 +51,9 @@ class Finetuned:
         rows = [["parameter", "share of weights on each level"]]
         for name, shares in self.shares.items():
             levels = self.labelling.block_of(name).levels.values
-            rows.append([name, "  ".join(f"{q:g}: {share:.1%}" for q, share in zip(levels, shares, strict=True))])
+            told = "  ".join(f"{q:g}: {share:.1%}" for q, share in zip(levels, shares, strict=True))
+            many = f"{len(levels)} levels, the most frequent {max(shares):.1%}"
+            rows.append([name, told if len(levels) <= MOST_LISTED else many])
         lines = [aligned(rows)]
         if self.refreshed:
             lines.append(f"{self.refreshed} layers of batch norm have statistics of the rounded network")
@@ -85,7 +87,7 @@ def finetune(
         levels: as in `Labelling`: [-1, 1], [-1, 0, 1], a mapping of patterns to levels.
         batches: to train on, begun again when they end; pairs of inputs and targets unless there is a `loss`.
         loss: of the network on a batch, a scalar, or an objective, as mq.CrossEntropy(). By default the float network
-            teaches: `Distillation`, a tenth of which is cross-entropy of model(inputs) and targets.
+            teaches, by `Distillation` with a tenth of cross-entropy, on batches where it is the better one.
         steps: how many batches to take.
         lr: what training the float network further would take, with `optimizer`.
         which, scale: as in `Labelling`.
@@ -97,7 +99,7 @@ def finetune(
     if steps < 1:
         raise BadInput(f"finetune has to take {steps} steps, expected at least 1")
     say = say or (lambda line: None)
-    loss = _loss_of(model, Distillation(**TEACHING) if loss is None else loss)
+    loss = _loss_of(model, Distillation(share=0.9, softness=3.0, while_better=True) if loss is None else loss)
     before = _evaluated(model, evaluate)
     labelling = Labelling(model, levels, which=which, scale=scale)
     inference = solver(labelling, lambda tensors: optimizer(tensors, lr=lr), start="weights")

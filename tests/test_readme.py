@@ -64,6 +64,13 @@ def test_python_snippets_run(guide, snippet, python, tmp_path):
         assert float(done.stdout.split()[-1]) > 0.9  # it trains a binary network
 
 
+def test_the_front_page_shows_what_its_code_prints(python):
+    (code, shown), *_ = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", GUIDES["index.md"], flags=re.DOTALL)
+    word, number = python.run("-c", code).stdout.split()
+    assert word in shown
+    assert float(number) == pytest.approx(float(shown.split()[-1]), abs=0.05)
+
+
 @pytest.mark.parametrize("guide", ["solvers.md", "energies.md", "projections.md"])
 def test_the_files_of_a_guide_pass_their_tests_and_run(guide, python, tmp_path):
     write_files(guide, tmp_path)

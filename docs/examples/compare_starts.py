@@ -141,7 +141,7 @@ def efficientnet(folder: str) -> Task:
 
 def taught(task: Task) -> Task:
     """Return the task with the default loss of `mq.finetune`: the float network is the teacher."""
-    objective = mq.Distillation(share=0.9, softness=3.0)
+    objective = mq.Distillation(share=0.9, softness=3.0, while_better=True)
     objective.attach(task.model)
 
     def loss(model: nn.Module, batch: Any) -> Tensor:

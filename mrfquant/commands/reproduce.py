@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mrfquant.commands.parser import Parser, entry_point
+from mrfquant.config.extras import need_extra
 from mrfquant.errors import BadInput
-from mrfquant.reproduction import TABLES, Campaign, Cell, render
+from mrfquant.reproduction import SCALES, TABLES, Campaign, Cell, overview, picture, render, table
 from mrfquant.storage.files import write_text
 
 
@@ -16,14 +17,16 @@ def parser() -> Parser:
         "reproduce",
         """Run the cells of the paper's tables and set the results beside the paper's. What is done is kept:
         interrupted or run again, it goes on where it stopped, inside a run too; started several times, on machines
-        that share the folder, the processes divide the runs.""",
+        that share the folder, the processes divide the runs. The table `paper` runs nothing: it has the paper's
+        figures, and below them those of the finished runs of every scale, with what they cost.""",
         [
             "results --rows mnist --seeds 3 --jobs 2",
-            "results --rows mnist --out runs/baselines",
+            "paper --out runs/baselines",
         ],
         "0 every cell is done, 1 some failed, 2 bad input, 130 interrupted",
     )
-    p.add_argument("table", choices=list(TABLES), metavar="TABLE", help=", ".join(TABLES))
+    tables = ["paper", *TABLES]
+    p.add_argument("table", choices=tables, metavar="TABLE", help=", ".join(tables))
     p.add_argument("--rows", metavar="NAMES", help="data sets or networks, comma-separated (default: all)")
     p.add_argument("--methods", metavar="NAMES", help="columns, comma-separated (default: all)")
     p.add_argument(
@@ -33,7 +36,12 @@ def parser() -> Parser:
         default=1,
         help="runs of every cell (default: 1); what is there beyond is shown, too",
     )
-    p.add_argument("--scale", choices=["paper", "medium"], default="paper", help="budget (default: paper)")
+    p.add_argument(
+        "--scale",
+        choices=SCALES,
+        default="paper",
+        help="budget: the paper's (default), or CIFAR-10 for 20 epochs at full or a quarter of the width",
+    )
     p.add_argument("--weights", metavar="FILE|RUN", type=Path, help="what every run starts from, as resnet20 needs it")
     p.share("--jobs", help="cells at a time; they share the cores (default: 1)")
     p.share("--device")
@@ -42,11 +50,12 @@ def parser() -> Parser:
     )
     p.share("--data")
     p.add_argument(
-        "--out", metavar="DIR", type=Path, default=Path("runs/reproduce"), help="of the runs (default: runs/reproduce)"
+        "--out", metavar="DIR", type=Path, help="of the runs (default: runs/reproduce; paper: runs/baselines)"
     )
     p.share("--wandb", default="disabled", help="Weights & Biases (default: disabled)")
     p.share("--smoke")
     p.share("--markdown")
+    p.share("--png", help="draw the table `paper` there, too")
     return p
 
 
@@ -77,8 +86,15 @@ def run(arguments: argparse.Namespace) -> int:
     for flag in ("seeds", "jobs"):
         if getattr(arguments, flag) < 1:
             raise BadInput(f"--{flag} {getattr(arguments, flag)}, expected at least 1")
+    of_paper = arguments.table == "paper"
+    if arguments.out is None:
+        arguments.out = Path("runs/baselines" if of_paper else "runs/reproduce")
     if arguments.out.exists() and not arguments.out.is_dir():
         raise BadInput(f"--out {arguments.out} is a file: give a folder")
+    if of_paper:
+        return _show_paper(arguments)
+    if arguments.png:
+        raise BadInput(f"--png draws the table paper, not {arguments.table}: leave it out")
     cells = chosen(arguments)
     options = {"wandb": arguments.wandb, "device": arguments.device, "data": arguments.data}
     options["weights"] = arguments.weights
@@ -98,23 +114,34 @@ def run(arguments: argparse.Namespace) -> int:
         done, what = done + 1, f"{outcome.cell.config} {' '.join(outcome.cell.settings)} seed {outcome.seed}"
         elsewhere += outcome.elsewhere
         failed += outcome.accuracy is None and not outcome.elsewhere
-        text = outcome.cell.metric.text
-        result = f"failed: {outcome.message}" if outcome.accuracy is None else text(outcome.accuracy)
+        number = outcome.cell.metric.text
+        result = f"failed: {outcome.message}" if outcome.accuracy is None else number(outcome.accuracy)
         result = "another process is at work on it" if outcome.elsewhere else result
         print(f"[{done}/{total}] {' '.join(what.split())}: {result}", flush=True)
-    table = _print_table(campaign)
+    text = _print_table(campaign)
     if elsewhere:
         print(f"\n{elsewhere} runs are done by other processes: repeat the command for the whole table")
     if arguments.markdown:
-        write_text(arguments.markdown, table + "\n")
+        write_text(arguments.markdown, text + "\n")
     return 1 if failed else 0
 
 
+def _show_paper(arguments: argparse.Namespace) -> int:
+    lines = overview(arguments.out)
+    print(f"Test top-1 %, mean ± deviation (seeds); the paper's figures, below them ours\n\n{table(lines)}")
+    if arguments.markdown:
+        write_text(arguments.markdown, table(lines) + "\n")
+    if arguments.png:
+        need_extra("reports", "--png")
+        picture(lines, arguments.png)
+    return 0
+
+
 def _print_table(campaign: Campaign) -> str:
-    table = render(campaign.cells, campaign.accuracies())
+    text = render(campaign.cells, campaign.accuracies())
     what = f"Test {campaign.cells[0].metric.head}, {campaign.scale} scale"
-    print(f"\n{what}{', STAND-IN DATA' if campaign.smoke else ''}\n\n{table}", flush=True)
-    return table
+    print(f"\n{what}{', STAND-IN DATA' if campaign.smoke else ''}\n\n{text}", flush=True)
+    return text
 
 
 def _problem_with_weights(missing: Sequence[Cell], weights: Path | None) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mrfquant.storage.run_folder import RunFolder
     from mrfquant.training.experiment import Experiment
 
-LANGUAGE = ("text", "to", "test", "windows")
+LANGUAGE = ("text", "to", "test", "windows", "html")
 
 
 def parser() -> Parser:
@@ -61,9 +61,10 @@ def parser() -> Parser:
     p.add_argument("--out", metavar="DIR", type=Path, help="the run's folder (default: a new one under runs/)")
     language = p.add_argument_group("of a language model (docs/language_models.md)")
     language.add_argument("--text", metavar="FILE", type=Path, help="a text to calibrate with")
-    language.add_argument("--to", metavar="TYPE", help="the type of file: q2_0, q1_0, tq2_0 or q4_0 for llama.cpp")
+    language.add_argument("--to", metavar="TYPE", help="the type of file: q2_0, q1_0, tq2_0, q4_0, mlx2, mlx3 or mlx4")
     language.add_argument("--test", metavar="FILE", type=Path, help="measure perplexity on it (default: on the text)")
     language.add_argument("--windows", metavar="N", type=int, nargs=2, help="pieces of 512 tokens of both (16 16)")
+    language.add_argument("--html", metavar="FILE", type=Path, help="write a report to look at, too")
     return p
 
 
@@ -226,19 +227,23 @@ def _run_language_model(arguments: argparse.Namespace) -> int:
     from mrfquant.language import round_language_model
 
     calibration, test = arguments.windows or (16, 16)
-    print(
-        round_language_model(
-            arguments.model,
-            arguments.text,
-            arguments.out,
-            arguments.to,
-            arguments.solver,
-            arguments.exclude,
-            calibration,
-            test=arguments.test,
-            test_windows=test,
-        )
+    result = round_language_model(
+        arguments.model,
+        arguments.text,
+        arguments.out,
+        arguments.to,
+        arguments.solver,
+        arguments.exclude,
+        calibration,
+        test=arguments.test,
+        test_windows=test,
     )
+    print(result)
+    if arguments.html:
+        from mrfquant.language.page import page
+        from mrfquant.storage.files import write_text
+
+        write_text(arguments.html, page(result))
     return 0
 
 

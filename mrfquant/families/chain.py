@@ -61,13 +61,11 @@ class Chain(Family):
         return w * (1 + 1 / beta)  # what the expectation takes away while beta is small
 
     def write(self, x: Tensor, beta: float) -> None:
-        self.block.w.copy_(self._gathered(x, lambda part: expected_levels(part, self.table, self.trellis.bits, beta)))
+        self.block.w.copy_(self.expected(x, beta))
         self.block.apply_scale()
 
     def pull_back(self, gradient: Gradient, x: Tensor, beta: float, factor: float) -> Tensor:
-        if gradient.costs is not None or gradient.marginals is not None or gradient.weights is None:
-            raise BadInput("an energy with costs of single labels does not go with a trellis, whose labels are paths")
-        g = self.block.scaled(gradient.weights)
+        g = self.block.scaled(self._of_weights(gradient))
         return g if factor == 1 else g.mul_(factor)
 
     def labels(self, x: Tensor, beta: float) -> Tensor:
@@ -79,12 +77,21 @@ class Chain(Family):
     def distribution(self, x: Tensor, beta: float) -> Distribution:
         return Paths(self, x, beta)
 
+    def expected(self, x: Tensor, beta: float) -> Tensor:
+        """Return the expected levels of x, in units of the levels: (m,)."""
+        return self._gathered(x, lambda part: expected_levels(part, self.table, self.trellis.bits, beta))
+
     def sampled(self, x: Tensor, beta: float, draws: Tensor) -> Tensor:
         """Return labels of paths, given draws (m,) from 0 to 1: int32 (m,)."""
         trellis, states = self.trellis, torch.empty_like(x, dtype=torch.int64)
         for order, part in self.chains(x):
             states[order] = sampled_paths(part, self.table, trellis.bits, beta, draws[order])
         return self.label_of_state[states]
+
+    def _of_weights(self, gradient: Gradient) -> Tensor:
+        if gradient.costs is not None or gradient.marginals is not None or gradient.weights is None:
+            raise BadInput("an energy with costs of single labels does not go with a trellis, whose labels are paths")
+        return gradient.weights
 
     def _gathered(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what a function of chains (T, chains) says of each weight: (m,)."""
@@ -93,6 +100,49 @@ class Chain(Family):
         for order, values in found:
             out[order] = values
         return out
+
+
+class ChainInWells(Chain):
+    """Paths for trained weights: natural parameters x are latent weights in the network's own units, as in `Wells`.
+
+        E[w | x] = x / beta + (1 - 1 / beta) s E[C[s_t] | x / s]
+
+    At beta = 1 the network computes with x itself. Scales s of runs of weights follow x by least squares; expectations
+    are too small by 1 + 1 / beta, which the fit makes up for.
+    """
+
+    def start(self, draw: Callable[[], Tensor], beta: float) -> Tensor:
+        return self._fitted(draw())
+
+    def start_at(self, w: Tensor, beta: float, as_mean: bool = False) -> Tensor:
+        return self._fitted(self.block.scaled(w.clone()))
+
+    def write(self, x: Tensor, beta: float) -> None:
+        w = self.block.w.copy_(self.expected(self.unscaled(x), beta))
+        self._fit(x, w, beta / (1 + beta))
+        self.block.apply_scale()
+        w.lerp_(x, 1 / max(beta, 1.0))
+
+    def pull_back(self, gradient: Gradient, x: Tensor, beta: float, factor: float) -> Tensor:
+        return self._of_weights(gradient)
+
+    def labels(self, x: Tensor, beta: float) -> Tensor:
+        return super().labels(self.unscaled(x), beta)
+
+    def distribution(self, x: Tensor, beta: float) -> Distribution:
+        return PathsInWells(self, x, max(beta, 1.0))
+
+    def unscaled(self, x: Tensor) -> Tensor:
+        """Return x in units of the levels; it may be x itself."""
+        return x if self.block.scales is None else self.block.scales.divide(x.clone())
+
+    def _fitted(self, x: Tensor) -> Tensor:
+        self._fit(x, x.sign(), 1 / self.table.abs().mean().item())
+        return x
+
+    def _fit(self, x: Tensor, q: Tensor, factor: float) -> None:
+        if (scales := self.block.scales) is not None and not scales.given:
+            scales.least_squares(x, q, factor)
 
 
 class Paths(Distribution):
@@ -143,6 +193,22 @@ class Paths(Distribution):
         known = torch.special.entr(of_prefix).sum(2)
         known[0] = 0
         return (torch.special.entr(u).sum(2) - known).clamp_(min=0).mul_(1 / LOG_2)
+
+
+class PathsInWells(Paths):
+    """The joint distribution of paths and weights: a path, and a normal weight around each of its levels."""
+
+    def __init__(self, family: ChainInWells, x: Tensor, beta: float) -> None:
+        super().__init__(family, family.unscaled(x), beta)
+        self._latent = x
+
+    def mean(self) -> Tensor:
+        return super().mean().lerp_(self._latent, 1 / self._beta)
+
+    def variance(self) -> Tensor:
+        share = 1 - 1 / self._beta  # of the labels
+        within = torch.full_like(self._latent, share / self._beta**2)
+        return super().variance().mul_(share**2).add_(self.block.scaled(self.block.scaled(within)))
 
 
 def _orders(block: Block) -> Iterator[tuple[int, Tensor]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from mrfquant.families.base import Betas, Family, Form, FusedRule, Gradient
-from mrfquant.families.chain import Chain
+from mrfquant.families.chain import Chain, ChainInWells
 from mrfquant.families.graph import Graph
 from mrfquant.families.line import LineFamily, PairFamily
 from mrfquant.families.planes import PlanesFamily
@@ -40,19 +40,18 @@ def family_of(block: Block, projection: Projection, form: Form, spacing: float) 
     Args:
         block: whose level set may name a class as `family`.
         projection: what the family is combined with.
-        form: 'wells' around trained weights; or, for three levels and more, 'line' or 'planes': two levels have one
-            number in any case.
+        form: 'wells' around trained weights, 'line', or 'planes'; two levels on a line are a pair.
         spacing: of the levels on a line.
     """
     if (own := getattr(block.levels, "family", None)) is not None:
         return own(block, projection)
     if isinstance(block.levels, Trellis):
-        return Chain(block, projection)
+        return (ChainInWells if form == "wells" else Chain)(block, projection)
     if form == "wells":
         return Wells(block, projection)
-    if block.d == 2:
-        return PairFamily(block, projection)
-    return PlanesFamily(block, projection) if form == "planes" else LineFamily(block, projection, spacing)
+    if form == "planes":
+        return PlanesFamily(block, projection)
+    return PairFamily(block, projection) if block.d == 2 else LineFamily(block, projection, spacing)
 
 
 def backend_of(family: Family, x: Tensor) -> Backend | None:

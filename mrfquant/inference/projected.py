@@ -57,7 +57,7 @@ def form_of(
         raise BadInput("form 'wells' fits the scales itself: drop learn_scale, or set form = 'line'")
     elif form == "wells" and not auxiliary:
         raise BadInput("form 'wells' keeps latent weights as auxiliary variables: drop auxiliary = False")
-    return form if auxiliary else "planes"
+    return form
 
 
 @configurable(supplied=["labelling", "optimizer"])
@@ -73,7 +73,8 @@ class ProjectedInference(Inference):
         entropy: what u stands for, for the projection softmax only; factorised by default.
         form: what the variables are; see `mrfquant.families`. From trained weights, 'wells': latent weights in the
             network's own units, with scales that follow them (unless they are learned). Otherwise 'line', a number for
-            each weight, or 'planes', one for each level of it, as in the paper; two levels have one in any case.
+            each weight, or 'planes', one for each level of it, as in the paper. Without auxiliary variables, three
+            levels and more are planes.
     """
 
     method = "PROJ"
@@ -192,4 +193,5 @@ class ProjectedInference(Inference):
         if self.entropy is not None:
             assert isinstance(projection, Softmax)
             projection = self.entropy.projection(block, projection, self.energy)
-        return family_of(block, projection, self.form, self.spacing(block))
+        form: Form = self.form if self.auxiliary else "line" if block.d == 2 else "planes"
+        return family_of(block, projection, form, self.spacing(block))

@@ -6,21 +6,17 @@ label costs no more than its own labels; one that takes another changes the cost
 
 import numpy as np
 
-from mrfquant.kernels.layout import jit
+from mrfquant.kernels.layout import draw, jit
 from mrfquant.kernels.tree_moves import given
 
+RESOLUTION = 1 << 53  # different random numbers
 IMPOSSIBLE = 40.0  # a rise of the energy over the temperature, at which a label is not drawn
 
 
 @jit()
 def uniform(state):
     """Draw a number between 0 and 1; state: (1,) uint64, not 0."""
-    x = state[0]
-    x ^= x << np.uint64(13)
-    x ^= x >> np.uint64(7)
-    x ^= x << np.uint64(17)
-    state[0] = x
-    return (np.float64(x >> np.uint64(11)) + 0.5) / 9007199254740992.0
+    return (draw(state, RESOLUTION) + 0.5) / RESOLUTION
 
 
 @jit()

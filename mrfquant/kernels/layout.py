@@ -66,4 +66,4 @@ def draw(state, below):
     x ^= x >> np.uint64(7)
     x ^= x << np.uint64(17)
     state[0] = x
-    return int((x >> np.uint64(11)) % np.uint64(below))
+    return np.int64((x >> np.uint64(11)) % np.uint64(below))

@@ -86,6 +86,13 @@ class RunScales:
         begun = torch.where(largest > 0, largest, self.values[first:last])
         self.values[first:last] = torch.where(product > 0, product / square, begun)
 
+    def least_squares(self, x: Tensor, q: Tensor, factor: float = 1.0) -> None:
+        """Set scales to `factor` times those that bring levels q (m,) closest to x (m,); where q is 0 they stay."""
+        first, last = self.runs
+        lengths = self.ends[first:last].diff(prepend=self.ends.new_full((1,), self.start))
+        product, square = (torch.segment_reduce(of, "sum", lengths=lengths) for of in (x * q, q * q))
+        self.values[first:last] = torch.where(product > 0, factor * product / square, self.values[first:last])
+
     def _apply(self, x: Tensor, inverse: bool) -> Tensor:
         if dispatch.usable(x, self.values):
             dispatch.scale_runs(x, self.values, self.ends, self.start, inverse)

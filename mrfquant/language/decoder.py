@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
 from mrfquant.language.checkpoint import Checkpoint
+from mrfquant.language.linear_layers import Part, as_linear
 from mrfquant.rounding.watch import StopForward
 
 Read = Callable[[], Tensor]
@@ -23,7 +24,11 @@ class Decoder:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.model = checkpoint.skeleton()
-        self.tensors = checkpoint.tensors_for(self.model)
+        stored = dict(checkpoint.tensors_for(self.model))
+        parts = as_linear(self.model)
+        gone = {name for name, _ in parts.values()}
+        self.tensors = {name: read for name, read in stored.items() if name not in gone}
+        self.tensors |= {name: _part(stored[whole], part) for name, (whole, part) in parts.items()}
         self.prefix, self.blocks = decoder_blocks(self.model, str(checkpoint.path))
         outside = {name: read for name, read in self.tensors.items() if not name.startswith(f"{self.prefix}.")}
         fill(self.model, outside)
@@ -146,6 +151,10 @@ def fill(module: nn.Module, tensors: Mapping[str, Read]) -> None:
         if tensor.shape != expected:
             raise BadInput(f"{name} has the shape {tuple(tensor.shape)}, its configuration says {tuple(expected)}")
         parent._parameters[own] = nn.Parameter(tensor, requires_grad=False)
+
+
+def _part(read: Read, part: Part) -> Read:
+    return lambda: part(read())
 
 
 def _alike(one: Any, other: Any) -> bool:

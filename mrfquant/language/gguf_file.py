@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,21 +39,11 @@ class Stored(NamedTuple):
 
 def write_gguf(folder: Path, checkpoint: Checkpoint, decoder: Decoder, target: Target, progress: Progress) -> Path:
     """Write folder/NAME-TYPE.gguf and return its path; embeddings and what is left out have eight bits."""
-    from gguf import GGUFWriter
-
-    source = checkpoint.path.resolve()
+    source, blocks = checkpoint.path.resolve(), BLOCKS[target.name]
     file = folder / f"{source.stem if source.is_file() else source.name}-{target.name}.gguf"
-    arch = architecture_of(checkpoint.config)
-    tensors = list(_tensors(arch, checkpoint, decoder, BLOCKS[target.name], progress))
+    tensors = list(_tensors(architecture_of(checkpoint.config), checkpoint, decoder, blocks, progress))
     with atomic(file) as out:
-        writer = GGUFWriter(out.name, arch)
-        writer.add_file_type(BLOCKS[target.name].file_type)
-        writer.add_quantization_version(2)
-        if isinstance(checkpoint, GGUFFile):
-            _copy_metadata(writer, checkpoint.reader)
-        else:
-            add_metadata(writer, checkpoint.config, source.name)
-            add_tokenizer(writer, source, checkpoint.config)
+        writer = _writer(out.name, checkpoint, blocks)
         for name, kind, shape, size, _ in tensors:
             writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=kind)
         writer.write_header_to_file()
@@ -62,6 +53,28 @@ def write_gguf(folder: Path, checkpoint: Checkpoint, decoder: Decoder, target: T
             writer.write_tensor_data(tensor.make())
         writer.close()
     return file
+
+
+def check_gguf(checkpoint: Checkpoint, decoder: Decoder, target: Target) -> None:
+    """Raise unless a GGUF file can say what there is to say of the model, before hours go into it."""
+    gguf_names(architecture_of(checkpoint.config), checkpoint.config, decoder.tensors)
+    _writer(os.devnull, checkpoint, BLOCKS[target.name])
+
+
+def _writer(path: str, checkpoint: Checkpoint, blocks: BlockType) -> Any:
+    """Return a writer that knows everything but the tensors."""
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(path, architecture_of(checkpoint.config))
+    writer.add_file_type(blocks.file_type)
+    writer.add_quantization_version(2)
+    if isinstance(checkpoint, GGUFFile):
+        _copy_metadata(writer, checkpoint.reader)
+    else:
+        source = checkpoint.path.resolve()
+        add_metadata(writer, checkpoint.config, source.name)
+        add_tokenizer(writer, source, checkpoint.config)
+    return writer
 
 
 def _tensors(
@@ -123,7 +136,7 @@ def add_metadata(writer: Any, config: Any, name: str) -> None:
     """Write what llama.cpp has to know of the model."""
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") != "default":
-        raise BadInput(f"rotary positions of the type {rope['rope_type']} are not written as GGUF yet: leave out --to")
+        raise BadInput(f"rotary positions of the type {rope['rope_type']} are not written as GGUF yet: take --to mlx2")
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_name(name)
     writer.add_block_count(config.num_hidden_layers)

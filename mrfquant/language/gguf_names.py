@@ -27,7 +27,7 @@ def architecture_of(config: Any) -> str:
         if config.model_type in types:
             return name
     known = ", ".join(kind for types in ARCHITECTURES.values() for kind in types)
-    raise BadInput(f"a model of the type {config.model_type} cannot be written as GGUF, only {known}: leave out --to")
+    raise BadInput(f"a model of the type {config.model_type} cannot be written as GGUF, only {known}: take --to mlx2")
 
 
 def gguf_names(name: str, config: Any, parameters: Iterable[str]) -> dict[str, str]:

@@ -26,7 +26,7 @@ def add_tokenizer(writer: Any, folder: Path, config: Any) -> None:
     tokenizer = json.loads(read_text(file))
     kind = tokenizer["model"].get("type")
     if kind != "BPE":
-        raise BadInput(f"{file} is a tokenizer of the type {kind}, GGUF files can have BPE only: leave out --to")
+        raise BadInput(f"{file} is a tokenizer of the type {kind}, GGUF files can have BPE only: take --to mlx2")
     vocabulary = dict(tokenizer["model"]["vocab"])
     added = {token["content"]: token for token in tokenizer.get("added_tokens", ())}
     vocabulary |= {content: token["id"] for content, token in added.items()}
@@ -55,7 +55,7 @@ def _cut(tokenizer: dict[str, Any], file: Path) -> str:
     for expression, name in CUTS.items():
         if any(expression in given for given in expressions):
             return name
-    raise BadInput(f"{file} cuts texts in a way that llama.cpp has no known name for: leave out --to")
+    raise BadInput(f"{file} cuts texts in a way that llama.cpp has no known name for: take --to mlx2")
 
 
 def _type(token: str, used: bool, added: dict[str, dict[str, Any]], bytes_too: bool) -> int:

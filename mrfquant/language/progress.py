@@ -44,6 +44,13 @@ class Progress:
         """Return the folder for the results of a block's layers."""
         return self._folder / f"layers-{index}"
 
+    def scratch(self, name: str) -> Path:
+        """Return a new folder, to be renamed when it is complete."""
+        folder = self._folder / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
     def keep(self, index: int, answers: Mapping[str, AnyRounded]) -> None:
         """Store the results of a block."""
         tensors: dict[str, Tensor] = {}

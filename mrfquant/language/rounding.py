@@ -22,7 +22,7 @@ from mrfquant.language.checkpoint import open_checkpoint
 from mrfquant.language.decoder import Decoder
 from mrfquant.language.progress import Progress
 from mrfquant.language.targets import Target, level_set, target_of
-from mrfquant.language.writers import size_of, write_model
+from mrfquant.language.writers import check_model, size_of, write_model
 from mrfquant.rounding import LayerReport, LayerSolver, Rounding
 from mrfquant.rounding.call import choose_levels
 from mrfquant.storage.files import read_text
@@ -151,6 +151,7 @@ def round_language_model(
             **{**found, "file": folder / found["file"], "blocks": [_block_report(block) for block in found["blocks"]]}
         )
     decoder = Decoder(checkpoint)
+    check_model(checkpoint, decoder, target)
     levels = _levels(decoder, target, exclude, say)
     job = _Job(decoder, rounding, levels, progress, say)
     result = job.run(calibration, held_out)
@@ -180,7 +181,7 @@ class _Job:
         at, spent = len(reports), sum(block.seconds for block in reports)
         if not at:
             tests = decoder.embed(held_out)
-            streams = {"float": first, "rounded": first, "float_test": tests, "rounded_test": tests}
+            streams = {"float": first, "rounded": first.clone(), "float_test": tests, "rounded_test": tests.clone()}
         elif at < count:
             self.say(f"going on after {at} of {count} blocks")
         for index in range(at, count):
@@ -216,7 +217,8 @@ class _Job:
     ) -> tuple[list[LayerReport], dict[str, Tensor]]:
         """Round a block; return reports of its layers, and what float and rounded blocks make of their inputs."""
         decoder, block = self.decoder, self.decoder.block(index)
-        after = {name: self._through(block, index, streams[name]) for name in ("float", "float_test")}
+        after = {"float": self._through(block, index, streams["float"].clone())}
+        after["float_test"] = self._through(block, index, streams["float_test"])
         start = f"{decoder.name_of(index)}."
         levels = {name[len(start) :]: of for name, of in self.levels.items() if name.startswith(start)}
         layers: list[LayerReport] = []
@@ -230,6 +232,7 @@ class _Job:
                 lambda module, hidden: decoder.call(module, index, hidden),
                 self.progress.journal(index),
                 streams["rounded"].split(1),
+                unreached=True,
             )
             self.progress.keep(index, {start + name: answer for name, answer in found.answers.items()})
             layers = found.layers
@@ -237,7 +240,10 @@ class _Job:
         return layers, after
 
     def _through(self, block: nn.Module, index: int, hidden: Tensor) -> Tensor:
-        return torch.cat([self.decoder.call(block, index, window) for window in hidden.split(1)])
+        """Replace the block's inputs by its outputs, in place."""
+        for window in hidden.split(1):
+            window.copy_(self.decoder.call(block, index, window))
+        return hidden
 
     def _perplexity(self, tokens: Tensor, hidden: Tensor) -> float:
         """exp of the mean loss of every token but the first of a window."""
@@ -263,6 +269,8 @@ def _texts(
     tokenizer: Any, text: Path, test: str | os.PathLike[str] | None, windows: int, test_windows: int, length: int
 ) -> tuple[Tensor, Tensor]:
     """Return the tokens to calibrate with and those to test on, (windows, length) each."""
+    if min(windows, test_windows) < 1 or length < 2:
+        raise BadInput(f"{windows} and {test_windows} windows of {length} tokens: give at least one of two tokens")
     first = _tokens(tokenizer, text)
     needed, wanted = windows * length, test_windows * length
     second = _tokens(tokenizer, Path(test)) if test else first[needed:]

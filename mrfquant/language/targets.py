@@ -32,10 +32,14 @@ class Target:
     zero_point: bool = False
 
     @property
+    def label_bits(self) -> int:
+        """Bits of a label."""
+        return (len(self.levels) - 1).bit_length()
+
+    @property
     def bits(self) -> float:
         """Bits of a weight, scales and zero points included."""
-        label = (len(self.levels) - 1).bit_length() if len(self.levels) != 3 else 2
-        return label + (32 if self.zero_point else 16) / self.group_size
+        return self.label_bits + (32 if self.zero_point else 16) / self.group_size
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise unless rows of this shape divide into groups."""
@@ -55,6 +59,7 @@ TARGETS = {
         Target("q1_0", "llama.cpp", (-1.0, 1.0), 128),
         Target("tq2_0", "llama.cpp", _whole(-1, 1), 256),
         Target("q4_0", "llama.cpp", _whole(-8, 7), 32),
+        *(Target(f"mlx{b}", "mlx-lm", _whole(0, 2**b - 1), 64, zero_point=True) for b in (2, 3, 4)),
     )
 }
 

@@ -6,11 +6,18 @@ from pathlib import Path
 
 from mrfquant.language.checkpoint import Checkpoint
 from mrfquant.language.decoder import Decoder
-from mrfquant.language.gguf_file import write_gguf
+from mrfquant.language.gguf_file import check_gguf, write_gguf
+from mrfquant.language.packed_folder import write_folder
 from mrfquant.language.progress import Progress
 from mrfquant.language.targets import Target
 
-WRITERS = {"llama.cpp": write_gguf}
+WRITERS = {"llama.cpp": write_gguf, "mlx-lm": write_folder}
+
+
+def check_model(checkpoint: Checkpoint, decoder: Decoder, target: Target) -> None:
+    """Raise unless the target's program can have the model."""
+    if target.program == "llama.cpp":
+        check_gguf(checkpoint, decoder, target)
 
 
 def write_model(folder: Path, checkpoint: Checkpoint, decoder: Decoder, target: Target, progress: Progress) -> Path:

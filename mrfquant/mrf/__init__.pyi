@@ -34,6 +34,7 @@ from .coordinate import (
 from .dual import BranchAndBound as BranchAndBound, DualAscent as DualAscent
 from .exact import Enumeration as Enumeration, JunctionTree as JunctionTree, TooWide as TooWide
 from .graph_cut import AlphaExpansion as AlphaExpansion
+from .iterated_descent import IteratedDescent as IteratedDescent
 from .local_search import LocalSearch as LocalSearch
 from .message_passing import BeliefPropagation as BeliefPropagation, TreeReweighted as TreeReweighted
 from .portfolio import Portfolio as Portfolio

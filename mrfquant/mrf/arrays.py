@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrfquant.errors import BadInput
-from mrfquant.mrf.clique_tree import free_memory
+from mrfquant.mrf.clique_tree import check_memory
 from mrfquant.mrf.contradiction import contradiction
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.groups import is_shared
@@ -81,14 +80,9 @@ def _before(counts: np.ndarray) -> np.ndarray:
 
 def _entries(graph: FactorGraph) -> int:
     """Return the number of entries of the tables that are stored; refuse those that do not fit into the memory."""
-    entries = graph.stored_entries
-    needed, free = 8 * entries, free_memory()
-    if needed > free:
-        raise BadInput(
-            f"the tables of the field need {needed / 2**30:.1f} GB once more, {free / 2**30:.1f} GB are free: "
-            "share tables between factors, or use a solver of tensors such as SequentialMeanField"
-        )
-    return entries
+    advice = "share tables between factors, or use a solver of tensors such as SequentialMeanField"
+    check_memory(8 * graph.stored_entries, "a copy of the field's tables", advice)
+    return graph.stored_entries
 
 
 def possible_labels(graph: FactorGraph) -> Tensor:

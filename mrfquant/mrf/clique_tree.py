@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from mrfquant.errors import BadInput
 from mrfquant.mrf.decomposition import Neighbours, cliques_of
 
 Array = Any  # of numpy or torch
@@ -260,6 +261,13 @@ class CliqueTree:
         runs = [(inside, list(run)) for inside, run in itertools.groupby(variables, set(scope).__contains__)]
         sizes = [math.prod(self.cards[v] for v in run) for _, run in runs]
         return sizes, tuple(axis for axis, (inside, _) in enumerate(runs) if not inside)
+
+
+def check_memory(needed: float, what: str, advice: str) -> None:
+    """Refuse to allocate more bytes than are free."""
+    if needed > (free := free_memory()):
+        told = f"{what} would need {needed / 2**30:.1f} GB, {free / 2**30:.1f} GB are free"
+        raise BadInput(f"{told}: {advice}")
 
 
 def free_memory() -> float:

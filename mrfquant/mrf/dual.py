@@ -127,7 +127,6 @@ class BranchAndBound(DualAscent):
         self.complete = False
         self._weight = np.ones(len(graph))
         self._liked: np.ndarray | None = None
-        self.work = 0  # table entries read by searches
         self._rate = math.inf  # entries per second
 
     def step(self) -> float:
@@ -155,7 +154,6 @@ class BranchAndBound(DualAscent):
         self.complete, found, done = branch.search(
             field, costs, unary, lam, total, limit, margin, budget, self._weight, self._liked, labels
         )
-        self.work += done
         self._rate = done / max(1e-9, time.perf_counter() - began)
         self.budget = int(BUDGET_GROWTH * self.budget)
         if found < limit:

@@ -226,7 +226,7 @@ class JunctionTree(_Exact):
 
     def _check_memory(self) -> None:
         """Refuse a graph whose largest tables and messages do not fit into the free memory."""
-        entries = TABLES_AT_ONCE * 2**self.width + self.tree.message_entries
+        entries = TABLES_AT_ONCE * 2**self.width + self.tree.message_entries + self.graph.stored_entries
         needed, free = self.graph.dtype.itemsize * entries, free_memory()
         if self.graph.device.type == "cpu" and needed > free:
             raise TooWide(

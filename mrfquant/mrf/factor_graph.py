@@ -144,8 +144,8 @@ class FactorGraph:
     def factors(self) -> Iterator[tuple[list[int], Tensor]]:
         """Yield the variables and the table of each factor."""
         for group in self.groups:
-            for f, scope in enumerate(group.scopes.tolist()):
-                yield scope, group.tables[..., f]
+            tables = group.stored.movedim(-1, 0).contiguous()  # a table's entries lie side by side
+            yield from zip(group.scopes.tolist(), tables.expand(len(group), *group.shape), strict=True)
 
     def neighbours(self) -> dict[int, set[int]]:
         """Return the variables that share a factor with each variable, without those of one label."""

@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 
 from mrfquant.errors import BadInput
+from mrfquant.mrf.clique_tree import check_memory
 from mrfquant.mrf.factor_graph import FactorGraph
+
+EDGES_PER_TABLE = 16  # on average, for edges of one coupling to share a table
 
 
 def potts(
@@ -15,14 +18,18 @@ def potts(
     unary: Tensor | Sequence[Sequence[float]],
     coupling: float | Tensor | Sequence[float] = 1.0,
     dtype: torch.dtype = torch.float64,
+    table: Tensor | None = None,
 ) -> FactorGraph:
     """Build a Potts field: log-potential unary[i, x_i] of every node, and `coupling` of every edge whose ends agree.
+
+    Edges of one coupling share one table in memory, if there are few couplings.
 
     Args:
         graph: its nodes, in their order, are the variables; evidence may name them.
         unary: (nodes, labels).
         coupling: one number, or one for each edge in the order of `graph.edges`.
         dtype: dtype of the log-potentials.
+        table: (labels, labels), in the place of 1 where ends agree and else 0; as of label distances.
     """
     unary = torch.as_tensor(unary, dtype=dtype)
     if unary.dim() != 2 or len(unary) != len(graph):
@@ -32,10 +39,22 @@ def potts(
     coupling = torch.as_tensor(coupling, dtype=dtype)
     if coupling.dim() and len(coupling) != len(edges):
         raise BadInput(f"{len(coupling)} couplings for {len(edges)} edges")
-    tables = (torch.eye(labels, dtype=dtype)[..., None] * coupling).expand(labels, labels, len(edges))
-    return FactorGraph(
-        [labels] * n, groups=[(torch.arange(n)[:, None], unary.t()), (edges, tables)], dtype=dtype, names=graph
-    )
+    table = torch.eye(labels, dtype=dtype) if table is None else torch.as_tensor(table, dtype=dtype)
+    groups = [(torch.arange(n)[:, None], unary.t())]
+    few = coupling.detach().unique()
+    if coupling.dim() and not coupling.requires_grad and EDGES_PER_TABLE * len(few) <= len(edges):
+        for value in few:
+            chosen = edges[coupling == value]
+            groups.append((chosen, (value * table)[..., None].expand(-1, -1, len(chosen))))
+    else:
+        if coupling.dim():
+            check_memory(
+                dtype.itemsize * labels**2 * len(edges),
+                "the edges' tables",
+                "give fewer different couplings, which share tables",
+            )
+        groups.append((edges, (table[..., None] * coupling).expand(labels, labels, len(edges))))
+    return FactorGraph([labels] * n, groups=groups, dtype=dtype, names=graph)
 
 
 def ising(

@@ -103,6 +103,8 @@ def contract(tables: Tensor, axis: int, u: Tensor, hard: bool) -> Tensor:
     if hard:
         weights = along(u, axis, tables.dim())
         return torch.where(weights > 0, tables * weights, 0).sum(axis)
+    if tables.shape[-1] == 1 or is_shared(tables):
+        return torch.tensordot(tables[..., 0], u, dims=([axis], [0]))
     total = tables.select(axis, 0) * u[0]
     for label in range(1, len(u)):
         total.addcmul_(tables.select(axis, label), u[label])

@@ -74,7 +74,6 @@ class LocalSearch(LabellingSolver):
         self._has_blocks = thin and len(graph) <= MAX_BLOCK_VARIABLES and graph.table_entries <= MAX_BLOCK_ENTRIES
         self._starts = self._labellings(seed) if start is None else iter(())
         self._idle = 0
-        self.work = 0  # table entries read by walks, roughly
 
     def step(self) -> float:
         labels = next(self._starts, None)
@@ -124,7 +123,6 @@ class LocalSearch(LabellingSolver):
             heat = scale * left / self.moves
             tree_moves.walk(field, self._arrays.unary, labels, self._state, part, len(labels), heat, best)
             left = max(0, left - part)
-            self.work += part * self._entries
         self.offer(self._arrays.labelling(best))
 
     @cached_property

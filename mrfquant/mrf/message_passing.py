@@ -14,6 +14,9 @@ is written as a product of conditional distributions, the first given the later 
     log Z  <=  sum_i w_i log sum_{x_i} exp(U_i / w_i)
 
 by Hölder's inequality, for any messages; at the fixed point it is what the messages maximise.
+
+Sums over the labels of other variables are products with exp(θ_a / w_a), which is computed once; where factors share a
+table, one matrix product serves them all. A sum that underflows is computed again by logarithms.
 """
 
 import heapq
@@ -27,8 +30,9 @@ from torch import Tensor
 from mrfquant.config.settings import Check, Damping, NonNegative, configurable
 from mrfquant.errors import BadInput
 from mrfquant.mrf.arrays import possible_labels
+from mrfquant.mrf.clique_tree import free_memory
 from mrfquant.mrf.factor_graph import Evidence, FactorGraph
-from mrfquant.mrf.groups import Group, along
+from mrfquant.mrf.groups import Group, along, contract, is_shared, pick
 from mrfquant.mrf.result import Direction
 from mrfquant.mrf.solver import FieldSolver
 
@@ -38,6 +42,8 @@ MIN_LOG_MESSAGE = -50.0
 ENTRIES_PER_PART = 2**20  # table entries of factors that are updated together
 MIN_START_PROBABILITY = 1e-300
 ZERO_WEIGHT = 1e-9  # a smaller weight is a floating-point error
+UNDERFLOW = 2.0**20  # times the smallest normal number: sums below it are computed by logarithms
+KEPT = 0.3  # fraction of the free memory that exponentials of all tables may take to be kept
 
 Share = Annotated[float, Check(lambda v: 0 < v <= 1, "a number above 0 and up to 1")]
 
@@ -81,6 +87,8 @@ class BeliefPropagation(FieldSolver):
         self._prior = self._unary
         everything = bool(possible.all())
         self._set_weights()
+        self._exponentials: dict[int, tuple[Tensor, Tensor]] = {}
+        self._keep = graph.dtype.itemsize * graph.stored_entries <= KEPT * free_memory()
         self._out: list[list[Tensor | None]] = []  # for each group and axis, which labels are impossible
         self._messages: list[list[Tensor]] = []
         for group in self._groups:
@@ -167,12 +175,12 @@ class BeliefPropagation(FieldSolver):
         total = _mean(u, self._unary) + self.graph.constant
         for g, group in enumerate(self._groups):
             incoming = self._incoming(g)
-            joint = self._joint(g, group.tables, incoming).flatten(0, -2)
-            weight = self._joint(g, torch.zeros_like(group.tables), incoming).flatten(0, -2)
+            logs = [out + own for out, own in zip(self._outgoing(g, incoming), incoming, strict=True)]
+            top = logs[0].logsumexp(0)
             for axis, message in enumerate(incoming):
                 group.scatter(counts, axis, -torch.broadcast_to(self._w[g], message.shape))
-            top = joint.logsumexp(0)
-            total = total + (self._w[g] * (top - _mean((joint - top).exp(), weight, 0))).sum()
+                top = top - _mean(logs[axis].softmax(0), message, 0)
+            total = total + (self._w[g] * top).sum()
         return (total + (counts * torch.special.entr(u)).sum()).item()
 
     def factor_marginals(self) -> list[Tensor]:
@@ -205,25 +213,60 @@ class BeliefPropagation(FieldSolver):
         return joint
 
     def _updates(self, g: int) -> list[Tensor]:
-        group, incoming = self._groups[g], self._incoming(g)
         updates = []
-        for axis, out in enumerate(self._out[g]):
-            others = [a for a in range(len(incoming)) if a != axis]
-            if group.shape == (2, 2):
-                new = self._binary(g, others[0], incoming[others[0]])
-            else:
-                joint = self._joint(g, group.tables, incoming, others)
-                new = joint.logsumexp(others) if self.mode == "sum" else joint.amax(others)
+        for new, out in zip(self._outgoing(g, self._incoming(g)), self._out[g], strict=True):
             new = _without(new, out, -math.inf)
             updates.append(_without(new.sub_(new.amax(0)), out, 0.0))
         return updates
 
-    def _binary(self, g: int, other: int, message: Tensor) -> Tensor:
-        """Return the update of pairs of two labels, with fewer passes over memory."""
-        tables = self._groups[g].tables
-        tables = tables if self._w[g].dim() == 0 else tables / self._w[g]
-        zero, one = (tables.select(other, label) + message[label] for label in range(2))
-        return torch.logaddexp(zero, one) if self.mode == "sum" else torch.maximum(zero, one)
+    def _outgoing(self, g: int, incoming: list[Tensor]) -> list[Tensor]:
+        """Return for each axis the log of the sum over all labels of the others, or the maximum: (c_axis, F) each."""
+        axes, found = range(len(incoming)), []
+        if self.mode == "max":
+            return [self._largest(g, axis, incoming) for axis in axes]
+        tops = [message.amax(0) for message in incoming]
+        weights = [(message - top).exp_() for message, top in zip(incoming, tops, strict=True)]
+        table, height = self._exponential(g)
+        for axis in axes:
+            total, others = table, [a for a in axes if a != axis]
+            for other in reversed(others):
+                total = contract(total, other, weights[other], False)
+            low = total < UNDERFLOW * torch.finfo(total.dtype).tiny
+            if (out := self._out[g][axis]) is not None:
+                low &= ~out
+            new = total.log_().add_(height)
+            for other in others:
+                new.add_(tops[other])
+            if low.any():
+                some = low.any(0).nonzero()[:, 0]
+                tables = pick(self._groups[g].tables, some) / (self._w[g][some] if self._w[g].dim() else 1)
+                joint = sum((along(incoming[a][:, some], a, table.dim()) for a in others), tables)
+                new[:, some] = joint.logsumexp(others)
+            found.append(new)
+        return found
+
+    def _exponential(self, g: int) -> tuple[Tensor, Tensor]:
+        """Return exp(θ_a / w_a - top), one for all factors that share it, and the top of each."""
+        if g in self._exponentials:
+            return self._exponentials[g]
+        group, w = self._groups[g], self._w[g]
+        tables = group.tables / w if w.dim() else group.stored
+        top = tables.flatten(0, -2).amax(0)
+        found = (tables - top).exp_(), top
+        if self._keep and not (w.dim() and is_shared(group.tables)):
+            self._exponentials[g] = found
+        return found
+
+    def _largest(self, g: int, axis: int, incoming: list[Tensor]) -> Tensor:
+        """Return the maximum over the labels of all other axes: (c_axis, F)."""
+        tables, others = self._groups[g].tables, [a for a in range(len(incoming)) if a != axis]
+        if len(others) > 1:
+            return self._joint(g, tables, incoming, others).amax(others)
+        message = incoming[others[0]]
+        total = tables.select(others[0], 0) + message[0]
+        for label in range(1, len(message)):
+            torch.maximum(total, tables.select(others[0], label) + message[label], out=total)
+        return total
 
     def _change(self, new: Tensor, old: Tensor) -> Tensor:
         """Return how far each message moved, (F,), or the largest of it for the parallel schedule."""
@@ -261,15 +304,15 @@ class TreeReweighted(BeliefPropagation):
         left = torch.where(torch.isneginf(beliefs), 0, beliefs)
         terms = left.clone()
         for g, group in enumerate(self._groups):
-            joint = self._joint(g, group.tables, self._incoming(g))
-            for axis, message in enumerate(self._messages[g]):
+            incoming = self._incoming(g)
+            logs = self._outgoing(g, incoming)
+            for axis, message in enumerate(incoming):
                 w = torch.broadcast_to(self._w[g], message.shape)
                 last = self._last[g] == axis
                 group.scatter(terms, axis, -w * group.gather(left, axis))
                 group.scatter(rest, axis, torch.where(last, 0, -w))
                 if last.any():
-                    others = [a for a in range(len(group.index)) if a != axis]
-                    own = joint[..., last].logsumexp(others)
+                    own = (logs[axis] + message)[:, last]
                     terms.index_add_(0, group.index[axis][:, last].reshape(-1), (w[:, last] * own).reshape(-1))
         terms = torch.where(torch.isneginf(beliefs), -math.inf, terms)
         total = self.graph.constant

@@ -2,10 +2,11 @@
 
     least energy found  =  min over the solvers of E(x),     bound  =  max over the solvers of their bounds
 
-What is known to work comes first, each where it can: expansion moves, descent of single variables, a junction tree,
-dual ascent, max-product. From then on annealing, local search and branch and bound share the time, the more of it the
-more they improve; each continues from the best labelling of all. Beside them toulbar2 searches for a proof in a process
-of its own, where it is installed. The labelling is proved optimal when energy and bound meet.
+What is known to work comes first, each where it can: expansion moves, descent of single variables, the nearest plane,
+a junction tree, dual ascent, max-product. From then on annealing, kicks, local search and branch and bound share the
+time; most of it has the one that improved last, and each continues from the best labelling of all. Beside them toulbar2
+searches for a proof in a process of its own, where it is installed. The labelling is proved optimal when energy and
+bound meet.
 """
 
 import math
@@ -21,14 +22,16 @@ from mrfquant.mrf.dual import BranchAndBound
 from mrfquant.mrf.exact import JunctionTree, TooWide
 from mrfquant.mrf.factor_graph import FactorGraph
 from mrfquant.mrf.graph_cut import AlphaExpansion, suits_expansion
+from mrfquant.mrf.iterated_descent import IteratedDescent
 from mrfquant.mrf.local_search import LocalSearch
 from mrfquant.mrf.message_passing import BeliefPropagation
+from mrfquant.mrf.quadratic import nearest_plane
 from mrfquant.mrf.solver import LabellingSolver
 from mrfquant.mrf.toulbar2 import Toulbar2
 
 TREE_WIDTH = 25.0  # log2 of the largest table of a junction tree that is tried
 TREE_TRIES = 8  # elimination orders for it
-TREE_TIME = 0.5  # fraction of the remaining time that it may take
+TREE_TIME = 0.8  # fraction of the remaining time that it may take
 TREE_SPEED = 1e8  # table entries per second, roughly
 MAX_TREE_VARIABLES = 2 * 10**4  # above, no junction tree is tried
 START_TIME = 0.3  # fraction of the remaining time for each of the first solvers, at most
@@ -36,12 +39,13 @@ EXPANSION_TIME = 0.7  # the same for expansion moves
 SECONDS_PER_SLOT = 3e-7  # to make arrays of a field, roughly; without so much time nothing that needs them is begun
 SECONDS_PER_ENTRY = 1.5e-8  # the same for entries of tables
 MAX_MESSAGE_ENTRIES = 10**7  # table entries above which max-product is hopeless
-MAX_SEARCH_LABELS = 10**5  # labels of all variables above which branch and bound is hopeless
+MAX_SEARCH_LABELS = 10**5  # labels of all variables above which branch and bound is hopeless, and kicks are rare
 HOPELESS_LABELS = 1200  # the same where the gap is wide
 HOPELESS_GAP = 0.05  # fraction of the energy that is a wide gap
-TURN_TIME = 0.1  # fraction of the remaining time for max-product, and for a turn of local search
+TURN_TIME, LOCAL_TIME = 0.1, 0.05  # fractions of the remaining time for max-product, and for a turn of local search
 SHORTEST_TURN = 0.3  # seconds
-LEAST_WEIGHT, MOST_WEIGHT = 0.25, 4.0  # of a solver's share of the time
+BEST_SHARE = 10.0  # times the others' time for the solver that found the best labelling
+MAX_DENSITY = 0.5  # fraction of all pairs of variables that share a factor, above which trees are single pairs
 
 
 @configurable(supplied=["graph", "seed", "start"])
@@ -85,22 +89,30 @@ class Portfolio(LabellingSolver):
         if suits_expansion(graph):
             self._turn(AlphaExpansion(graph, seed, self.marginals()), 1.0 if alone else EXPANSION_TIME)
             yield False
+        if large := needed > SHORTEST_TURN:
+            self._solve_exactly()  # needs no arrays
+            yield False
         if needed > self._part(1.0):
             return
         annealing = Annealing(graph, seed, self.marginals())
         branch = BranchAndBound(graph, seed, self.marginals())
         self._turn(annealing, 0.0)
         yield False
-        self._solve_exactly()
-        yield False
+        dense = slots > MAX_DENSITY * len(graph) ** 2
+        if dense and (labels := nearest_plane(graph)) is not None:
+            self.offer(labels)
+        if not large:
+            self._solve_exactly()
+            yield False
         if proving := not self._proof_is_hopeless():  # for large fields it depends on the bound of the next turn
             self._begin_proof()
         self._turn(branch, START_TIME)
         yield False
-        local = LocalSearch(graph, seed, self.marginals())
         searchers: list[LabellingSolver] = [annealing]
         if graph.size <= MAX_SEARCH_LABELS:
-            searchers.append(local)
+            searchers.append(IteratedDescent(graph, seed, self.marginals()))
+            if not dense:
+                searchers.append(LocalSearch(graph, seed, self.marginals()))
         if not self._proof_is_hopeless():
             searchers.append(branch)
             if not proving:
@@ -109,15 +121,13 @@ class Portfolio(LabellingSolver):
             result = BeliefPropagation(graph, seed, mode="max", damping=0.5).run(1000, seconds=self._part(TURN_TIME))
             self.offer(result.labels)
             yield False
-        weight = dict.fromkeys(searchers, 1.0)
-        used = dict.fromkeys(searchers, 0.0)
+        best, used = searchers[0], dict.fromkeys(searchers, 0.0)
         while True:
-            member = min(searchers, key=used.__getitem__)
+            member = min(searchers, key=lambda s: used[s] / (BEST_SHARE if s is best else 1.0))
             before, began = self.energy, time.perf_counter()
-            self._turn(member, TURN_TIME if member is local else 0.0)
-            factor = 2.0 if self.energy < before else 0.8
-            weight[member] = min(MOST_WEIGHT, max(LEAST_WEIGHT, factor * weight[member]))
-            used[member] += (time.perf_counter() - began) / weight[member]
+            self._turn(member, LOCAL_TIME if isinstance(member, LocalSearch) else 0.0)
+            used[member] += time.perf_counter() - began
+            best = member if self.energy < before else best
             yield True
 
     def _turn(self, member: LabellingSolver, share: float) -> None:

@@ -40,7 +40,8 @@ class FieldSolver(ABC):
     def step(self) -> float:
         """Do one iteration; return the residual, how far the state moved: 0 at a fixed point.
 
-        An iteration that may take seconds checks `out_of_time` and ends early, with a state that can be read.
+        An iteration that may take seconds checks `out_of_time` and ends early, with a state that can be read; `run`
+        keeps the time free that it takes to read it.
         """
 
     @abstractmethod
@@ -98,7 +99,7 @@ class FieldSolver(ABC):
         Args:
             iterations: the most iterations.
             tolerance: the residual at which it has converged.
-            seconds: the time limit.
+            seconds: the time limit, with the last look at the labels and log Z.
             on_row: called with each row of the trace.
             trace: keep a row of, and read the labels after, every iteration instead of some.
             factors: add the marginals of the factors to the result.
@@ -109,12 +110,15 @@ class FieldSolver(ABC):
         labels = self.labels()
         reason: Reason = "iterations"
         best, bound = self.graph.energy(labels).item(), self.bound()
+        looked = time.perf_counter() - started
         done, look, value = 0, 1, self._log_z(best) if iterations < 1 else None
         while done < iterations:
+            self.deadline = started + seconds - looked
             residual, done = self.step(), done + 1
             elapsed = time.perf_counter() - started
-            reason = "converged" if residual <= tolerance else "time" if elapsed > seconds else "iterations"
-            if trace or reason != "iterations" or done in (look, iterations):
+            reason = "converged" if residual <= tolerance else "time" if self.out_of_time else "iterations"
+            due = done == look and elapsed + 2 * looked < seconds  # else the last look is near
+            if trace or due or reason != "iterations" or done == iterations:
                 look = math.ceil(CHECK_GROWTH * look)
                 found = self.labels()
                 energy = self.graph.energy(found).item()
@@ -123,6 +127,7 @@ class FieldSolver(ABC):
                 value, bound = self._log_z(best), max(bound, self.bound())
                 free_energy = math.nan if value is None else -value
                 rows.append(Row(done, residual, free_energy, energy, best, elapsed, bound))
+                looked = time.perf_counter() - started - elapsed
                 on_row(rows[-1])
             if reason != "iterations":
                 break

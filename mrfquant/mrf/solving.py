@@ -19,8 +19,8 @@ from mrfquant.mrf.groups import pick
 from mrfquant.mrf.result import Result, Row
 from mrfquant.mrf.solver import FieldSolver
 
-SOLVERS = ["annealing", "coordinate", "dual", "exact", "graph_cut", "local_search", "message_passing", "portfolio"]
-SOLVERS += ["relaxation", "toulbar2"]
+SOLVERS = ["annealing", "coordinate", "dual", "exact", "graph_cut", "iterated_descent", "local_search"]
+SOLVERS += ["message_passing", "portfolio", "relaxation", "toulbar2"]
 for module in SOLVERS:
     importlib.import_module(f"mrfquant.mrf.{module}")  # gin files name what is in them
 

@@ -34,7 +34,8 @@ class CrossEntropy(Objective):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_logits(outputs, targets)
-        return functional.cross_entropy(self._logits(outputs), targets, label_smoothing=self.label_smoothing)
+        logits = self._logits(outputs).flatten(0, -2)  # of tokens, too
+        return functional.cross_entropy(logits, targets.flatten(), label_smoothing=self.label_smoothing)
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         logits = self._logits(outputs).float()

@@ -26,11 +26,19 @@ class Distillation(Objective):
         objective: the other one; cross-entropy by default.
         share: of the teacher in the loss.
         softness: T.
+        while_better: leave the teacher out of batches on which the network's own loss is lower: a teacher that was not
+            trained to its end would hold the network back.
     """
 
-    def __init__(self, objective: Objective | None = None, share: Fraction = 0.5, softness: Positive = 1.0) -> None:
+    def __init__(
+        self,
+        objective: Objective | None = None,
+        share: Fraction = 0.5,
+        softness: Positive = 1.0,
+        while_better: bool = False,
+    ) -> None:
         self._inner = objective = objective or CrossEntropy()
-        self.share, self.softness = share, softness
+        self.share, self.softness, self.while_better = share, softness, while_better
         self.metrics, self.scores, self.temperature = objective.metrics, objective.scores, objective.temperature
         self.needs_teacher = share > 0
         self.teacher: nn.Module | None = None
@@ -48,10 +56,14 @@ class Distillation(Objective):
             return own
         assert self.teacher is not None, "attach it first"
         with torch.no_grad():
-            taught = outputs_of(self.teacher, inputs).float() / self.softness
+            taught = outputs_of(self.teacher, inputs).float()
+            share: float | Tensor = self.share
+            if self.while_better:
+                share = share * (self._inner.training_loss(taught, targets, inputs) < own)
         logs = (outputs.float() / self.softness).log_softmax(-1).flatten(0, -2)
-        divergence = functional.kl_div(logs, taught.softmax(-1).flatten(0, -2), reduction="batchmean")
-        return (1 - self.share) * own + self.share * self.softness**2 * divergence
+        aims = (taught / self.softness).softmax(-1).flatten(0, -2)
+        divergence = functional.kl_div(logs, aims, reduction="batchmean")
+        return (1 - share) * own + share * self.softness**2 * divergence
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self._inner.loss(outputs, targets)

@@ -1,6 +1,7 @@
 """Running the cells of a table, some at a time, each in a process of its own; what is done stays done."""
 
 import itertools
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ class Campaign:
     """Cells x seeds, each in its folder under `out`.
 
     Attributes:
-        scale: 'paper' or 'medium'; the latter takes the configurations of gin/medium/.
+        scale: one of `SCALES`; all but the first take the configurations of the folder of that name in gin/.
         jobs: cells at a time; they share the cores evenly.
         options: of `launch` for every run, resumed or not: device, data, wandb.
         settings: bindings for every new run that leave its results as they are.
@@ -57,7 +58,7 @@ class Campaign:
 
     def folder(self, cell: Cell, seed: int) -> Path:
         """Return where the run of a cell with a seed lives; settings beyond the configuration are part of the name."""
-        extra = "".join("-" + s.partition(".")[2].replace(" = ", "") for s in cell.settings)
+        extra = "".join("-" + re.sub(r"[^\w.,-]", "", s.partition(".")[2]) for s in cell.settings)
         return self.out / (f"{self.scale}-smoke" if self.smoke else self.scale) / f"{cell.config}{extra}-seed{seed}"
 
     def accuracies(self) -> dict[Cell, list[float]]:

@@ -44,6 +44,7 @@ RESNET20 = {  # fine-tuned from public weights
     "PARQ ternary": "parq_ternary",
 }
 RHOS = (1.01, 1.02, 1.05, 1.1, 1.2)  # the range that the paper cross-validates
+SCALES = ("paper", "full", "medium")  # the paper's settings; 20 epochs at full size; those at a quarter of the width
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class Cell:
     folder: str = ""
 
     def file(self, scale: str) -> str:
-        """Return the path of the configuration within gin/ at a scale, 'paper' or 'medium'."""
-        return f"{'medium' if scale == 'medium' else self.folder}/{self.config}.gin".removeprefix("/")
+        """Return the path of the configuration within gin/ at a scale, one of `SCALES`."""
+        return f"{self.folder if scale == 'paper' else scale}/{self.config}.gin".removeprefix("/")
 
 
 def _cell(
@@ -84,7 +85,8 @@ def _results() -> list[Cell]:
             if column != "PMF retuned" or paper is not None:
                 cells.append(_cell(row, column, column.lower().replace(" ", "_"), paper))
         cells.append(_cell(row, "MD", "md", None))
-    return cells
+    published = _cell(("mnist", "lenet300"), "PQ as published", "pq_published", None, folder="ablations")
+    return [*cells, published]
 
 
 TABLES: dict[str, list[Cell]] = {
@@ -120,6 +122,10 @@ TABLES: dict[str, list[Cell]] = {
             folder="cifar10",
         ),
     ],
+    "levels": [
+        _cell(("mnist", "lenet300"), column, "pmf", None, *settings)
+        for column, settings in (("PMF", ()), ("PMF ternary", ("Labelling.levels = [-1, 0, 1]",)))
+    ],
     "two-bit": [_cell(row, "PMF 2-bit", "pmf_2bit", paper) for row, paper in TWO_BIT.items()],
     "rho": [
         _cell(row, f"rho {rho}", "pmf", None, f"Geometric.rho = {rho}")
@@ -145,12 +151,14 @@ def _text(cell: Cell | None, accuracies: Mapping[Cell, Sequence[float]]) -> str:
     paper = None if cell is None else cell.paper
     if not ours:
         return "" if paper is None else f"- (paper {paper:.2f})"
-    mean = statistics.mean(ours)
-    number = TOP1.number if cell is None else cell.metric.number
-    text, notes = number(mean), []
-    if len(ours) > 1:
-        text += f" ± {number(statistics.stdev(ours))}"
-        notes.append(f"{len(ours)} seeds")
+    text = spread(ours, TOP1 if cell is None else cell.metric)
+    notes = [f"{len(ours)} seeds"] if len(ours) > 1 else []
     if paper is not None:
-        notes.append(f"paper {paper:.2f}, {mean - paper:+.2f}")
+        notes.append(f"paper {paper:.2f}, {statistics.mean(ours) - paper:+.2f}")
     return f"{text} ({'; '.join(notes)})" if notes else text
+
+
+def spread(figures: Sequence[float], metric: Metric = TOP1) -> str:
+    """Return the mean of some figures, with their sample standard deviation if there are several."""
+    mean = metric.number(statistics.mean(figures))
+    return f"{mean} ± {metric.number(statistics.stdev(figures))}" if len(figures) > 1 else mean

@@ -19,16 +19,16 @@ class RowStatistics:
 
     a: Tensor  # (n, n) sum of x xᵀ, x being the inputs in the rounded network
     t: Tensor  # (rows, n) sum of y xᵀ, y being the target outputs without the bias
-    inputs: int = 0
+    inputs: int = 0  # 0: no input reaches the rows, and A is I
 
     def curvature(self, damping: float) -> Tensor:
         """Return E[x xᵀ], damped."""
-        return damped(self.a / self.inputs, damping)
+        return damped(self.a / max(1, self.inputs), damping)
 
     def targets(self, w: Tensor, curvature: Tensor) -> Tensor:
         """Return w + (E[y xᵀ] - w E[x xᵀ]) curvature⁻¹: the weights (rows, n) that minimise E|w x - y|², damped."""
         factor = torch.linalg.cholesky(curvature.double())
-        missing = (self.t - w @ self.a) / self.inputs
+        missing = (self.t - w @ self.a) / max(1, self.inputs)
         return w + torch.cholesky_solve(missing.double().T, factor).T.to(w.dtype)
 
 
@@ -85,7 +85,7 @@ class LayerStatistics:
                 t = torch.stack([sums.t[first - span[0] : last - span[0]] for span, sums in found]).sum(0)
                 yield slice(first, last), RowStatistics(a, t, sum(sums.inputs for _, sums in found))
             else:
-                yield slice(first, last), RowStatistics(torch.eye(w.shape[1]).to(w), w[first:last], 1)
+                yield slice(first, last), RowStatistics(torch.eye(w.shape[1]).to(w), w[first:last])
 
     def _outputs(self, exact: Use, present: Use, positions: Tensor) -> Tensor:
         """Return the outputs (columns, rows) of the float network without the bias.

@@ -34,6 +34,7 @@ from mrfquant.rounding.walk import Walk
 SOLVERS: dict[str, type[LayerSolver]] = {
     solver.name: solver for solver in (RoundNearest, RoundGPTQ, RoundICM, RoundMeanField, RoundTree)
 }
+MOST_AT_ONCE = 2**22  # weights of a layer that are rounded at once: solvers take some twenty times their memory
 RANK_DAMPING = 0.1  # where there are fewer inputs than weights of a row
 Several = Annotated[int, Check(lambda v: v > 1, "a whole number above 1")]
 KNOWN_SOLVER = Check(
@@ -115,6 +116,7 @@ class Rounding:
         forward: Forward = nn.Module.__call__,
         folder: str | os.PathLike[str] | None = None,
         rounded_batches: Iterable[Any] = (),
+        unreached: bool = False,
     ) -> RoundedNetwork:
         """Round weights of the model in place, in the order of their use; if that fails, the model is unchanged.
 
@@ -127,6 +129,7 @@ class Rounding:
             forward: computes a batch with the model.
             folder: stores the results, so that the same call goes on after an interruption.
             rounded_batches: what the rounded model gets in their place, if its inputs come from rounded layers.
+            unreached: also round weights that no batch reaches, to nearest levels, instead of refusing them.
         """
         levels = chains_where_they_fit(model, levels, warn)
         if any(isinstance(of, Trellis) for of in levels.values()) and (
@@ -157,7 +160,9 @@ class Rounding:
         settings = json.dumps(parts, default=lambda value: type(value).__name__)
         journal = Journal(folder, fingerprint(model, [*exact, *present], settings)) if folder else Journal()
         weights, generator = dict(model.named_parameters()), torch.Generator().manual_seed(self.seed)
-        walk = Walk(replay, {name: weights[name] for name in levels}, levels, solve, journal, keep, generator)
+        walk = Walk(
+            replay, {name: weights[name] for name in levels}, levels, solve, journal, keep, generator, unreached
+        )
         with torch.random.fork_rng(), _one_by_one(model):  # networks may draw numbers
             torch.manual_seed(self.seed)
             result.answers = walk.run()
@@ -169,8 +174,8 @@ class Rounding:
         damping, n = self.damping, len(sums.a)
         if sums.inputs < n and damping < RANK_DAMPING:
             damping = RANK_DAMPING
-            few = f"{sums.inputs:,} inputs are few for {n:,} weights a row"
-            warn(f"{name}: {few}; damped by {damping:.0%}, give more")
+            few = f"{sums.inputs:,} inputs are few for {n:,} weights a row; damped by {damping:.0%}"
+            warn(f"{name}: {few if sums.inputs else 'no input reaches it, its weights take nearest levels'}, give more")
         return sums.curvature(damping)
 
     def _solve_chains(
@@ -206,10 +211,8 @@ class Rounding:
         scales = torch.empty_like(weights if size else weights[:, :1])
         zeros, q = torch.empty_like(scales) if self.zero_point else None, weights.new_tensor(levels.values)
         energy = reference = changed = seconds = least = 0.0
-        for rows, sums in statistics.parts():
-            try:
-                a = self.curvature(sums, name, warn)
-                targets = sums.targets(weights[rows], a).T.contiguous()
+        try:
+            for rows, a, targets in self._pieces(statistics, warn):
                 problem = LayerProblem.from_weights(
                     targets, a, q, size, self.zero_point, getattr(torch, self.scale_type)
                 )
@@ -217,16 +220,16 @@ class Rounding:
                 chosen, fitted = self.solver.solve(problem)
                 seconds += time.perf_counter() - began
                 greedy, by_greedy = RoundGPTQ(scales=(1.0,), by_activation=False).solve(problem)  # as published
-            except torch.linalg.LinAlgError:
-                raise BadInput(f"the second moments of {name}'s inputs are singular: raise Rounding.damping") from None
-            energy += fitted.energy(fitted.values(chosen)).sum().item()
-            reference += by_greedy.energy(by_greedy.values(greedy)).sum().item()
-            changed += (chosen != greedy).sum().item()
-            if self.bound:
-                least += lower_bound(fitted).sum().item()
-            labels[rows], scales[rows] = chosen.T, fitted.scale.T[:, : scales.shape[1]]
-            if zeros is not None and fitted.zero is not None:
-                zeros[rows] = fitted.zero.T[:, : scales.shape[1]]
+                energy += fitted.energy(fitted.values(chosen)).sum().item()
+                reference += by_greedy.energy(by_greedy.values(greedy)).sum().item()
+                changed += (chosen != greedy).sum().item()
+                if self.bound:
+                    least += lower_bound(fitted).sum().item()
+                labels[rows], scales[rows] = chosen.T, fitted.scale.T[:, : scales.shape[1]]
+                if zeros is not None and fitted.zero is not None:
+                    zeros[rows] = fitted.zero.T[:, : scales.shape[1]]
+        except torch.linalg.LinAlgError:
+            raise BadInput(f"the second moments of {name}'s inputs are singular: raise Rounding.damping") from None
         bound = least if self.bound else None
         relative, share = energy / max(reference, 1e-300), changed / weights.numel()
         shape = statistics.weight.shape
@@ -236,3 +239,17 @@ class Rounding:
             run = math.prod(shape[2:])
         found = RoundedWeight(chosen, form.spread(scales, shape), zero, run, **asdict(form.of_linear(shape)))
         return found, LayerReport(name, len(weights), weights.shape[1], energy, relative, share, seconds, bound)
+
+    def _pieces(
+        self, statistics: LayerStatistics, warn: Callable[[str], None]
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield rows that are rounded at once, their curvature A and their targets (n, rows)."""
+        weights = statistics.w
+        step = max(1, MOST_AT_ONCE // weights.shape[1])
+        for whole, sums in statistics.parts():
+            a = self.curvature(sums, statistics.name, warn)
+            targets = sums.targets(weights[whole], a).T
+            for start in range(0, targets.shape[1], step):
+                piece = targets[:, start : start + step].contiguous()
+                first = whole.start + start
+                yield slice(first, first + piece.shape[1]), a, piece

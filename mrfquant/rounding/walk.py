@@ -28,6 +28,7 @@ class Walk:
     journal: Journal  # stores results, and returns those of an interrupted call
     report: Callable[[LayerReport], None]
     generator: torch.Generator  # draws pixels
+    unreached: bool = False  # also round weights that no batch reaches
     trained: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # what was changed, and copies of it as trained
 
     def __post_init__(self) -> None:
@@ -72,8 +73,10 @@ class Walk:
         steps = self.replay.steps(self.weights, self.norms)
         used = {name for step in steps for name in step.names}
         if unused := [name for name in self.weights if name not in used]:
-            told = f"no batch reaches {unused[0]} as the weight of a linear layer or a convolution"
-            raise BadInput(f"{told}: exclude it, or give batches that use it")
+            if not self.unreached:
+                told = f"no batch reaches {unused[0]} as the weight of a linear layer or a convolution"
+                raise BadInput(f"{told}: exclude it, or give batches that use it")
+            steps.append(CalibrationStep(unused, 0, 2 * len(self.replay.units) + 1))
         answers: dict[str, AnyRounded] = {}
         pending = dict(self.weights)
         for step in steps:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
+import torch
+
 from mrfquant.compute import choose_device, join_team, noticing_lost_peers
 from mrfquant.config.gin_files import Config, as_bindings
 from mrfquant.config.settings import configured
@@ -152,7 +154,7 @@ def _train(
         result = trainer.run(folder.checkpoints, collectors, stop)
         summary = {**experiment.identity(), "iterations": trainer.iterations, **result}
         speed = trainer.iterations / max(trainer.seconds, 1e-9)
-        summary |= {"seconds": trainer.seconds, "steps_per_second": speed}
+        summary |= {"seconds": trainer.seconds, "steps_per_second": speed, "threads": torch.get_num_threads()}
         if experiment.team.leads:
             folder.write_summary(summary)
     finally:

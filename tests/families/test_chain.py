@@ -13,6 +13,7 @@ import mrfquant as mq
 from mrfquant.errors import BadInput
 from mrfquant.families import Chain, family_of
 from mrfquant.families.base import Gradient
+from mrfquant.families.chain import ChainInWells
 from mrfquant.labelling import Block
 from mrfquant.labelling.scales import RunScales
 from mrfquant.labelling.trellis import FEWEST_ROWS, chain_length
@@ -26,11 +27,11 @@ BETAS = [0.3, 3.0, 50.0]
 STRAIGHT = Softmax("straight_through")
 
 
-def family(levels, shape=(2, 3), layout=None, scale=None):
+def family(levels, shape=(2, 3), layout=None, scale=None, form="line"):
     like = torch.empty(shape) if layout is None else layout
     w = torch.zeros(like.numel())
     scales = None if scale is None else RunScales(scale, torch.arange(1, len(w) + 1), 0, len(w))
-    return family_of(Block(levels, 0, w, w.clone(), scales, layouts=(like,)), STRAIGHT, "line", 0.3)
+    return family_of(Block(levels, 0, w, w.clone(), scales, layouts=(like,)), STRAIGHT, form, 0.3)
 
 
 def paths(levels, length):
@@ -153,6 +154,42 @@ def test_a_start_at_weights_is_there_while_beta_is_small():
     assert started.square().mean().item() == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.parametrize("beta", [1.0, 3.0, 50.0])
+def test_in_wells_weights_are_the_means_of_paths_and_of_weights_around_them(beta):
+    levels, scale, x = mq.Trellis(1, 4), torch.full((6,), 0.2), 0.3 * draw()
+    made = family(levels, scale=scale.clone(), form="wells")
+    every, p = enumerated(levels, chain_order(x) / 0.2, beta)
+    c = levels.table.double()[every]
+    expected = torch.empty(6, dtype=torch.float64)
+    expected[chain_order(torch.arange(6))] = p @ c
+    made.write(x.clone(), beta)
+    fitted = torch.where(x * expected > 0, x / expected * (beta / (1 + beta)), scale)  # a scale for each weight
+    torch.testing.assert_close(made.block.scales.values, fitted.float(), rtol=1e-4, atol=1e-6)
+    mean = x / beta + (1 - 1 / beta) * fitted * expected
+    torch.testing.assert_close(made.block.w, mean.float(), rtol=1e-4, atol=1e-6)
+    if beta == 1:
+        torch.testing.assert_close(made.block.w, x)
+    made.block.scales.values.copy_(scale)
+    distribution = made.distribution(x, beta)
+    mean = x / beta + (1 - 1 / beta) * 0.2 * expected
+    torch.testing.assert_close(distribution.mean(), mean.float(), rtol=1e-4, atol=1e-6)
+    of_paths = torch.empty(6, dtype=torch.float64)
+    of_paths[chain_order(torch.arange(6))] = p @ c.square()
+    variance = 0.04 * ((1 - 1 / beta) ** 2 * (of_paths - expected**2) + (1 - 1 / beta) / beta**2)
+    torch.testing.assert_close(distribution.variance(), variance.float(), rtol=1e-3, atol=1e-6)
+
+
+def test_from_trained_weights_paths_in_wells_change_nothing_at_first():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Conv1d(8, 16, 3))
+    before = [p.detach().clone() for p in model.parameters()]
+    labelling = mq.Labelling(model, mq.Trellis(1, 5), which="weights", scale="channel")
+    solver = mq.MirrorDescent(labelling, lambda p: torch.optim.Adam(p, lr=0.01), start="weights")
+    assert all(isinstance(solver.family(block), ChainInWells) for block in labelling.blocks)
+    for p, q in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(p.detach(), q, atol=1e-7, rtol=0)
+
+
 def test_chains_run_along_the_outputs_of_each_input_in_any_memory_format():
     levels, like = mq.Trellis(1, 4), torch.empty(4, 3, 2, 2).to(memory_format=torch.channels_last)
     plain, last = family(levels, like.shape), family(levels, layout=like)
@@ -201,7 +238,9 @@ def train(model, solver, steps, seed=0):
 
 
 @pytest.mark.parametrize("rows", [32, FEWEST_ROWS], ids=["one chain", "a chain an input"])
-@pytest.mark.parametrize("settings", [{}, {"learn_scale": True, "start": "weights", "reach": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"start": "weights"}, {"learn_scale": True, "start": "weights", "reach": 1.0}], ids=str
+)
 def test_it_trains_and_packs(rows, settings, tmp_path):
     model, solver = model_and_solver(rows, **settings)
     first = solver.diagnostics()["entropy"]

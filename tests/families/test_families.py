@@ -64,8 +64,8 @@ def scales(of):
 # --- the choice
 
 
-def test_two_levels_have_a_number_each_more_have_one_or_planes():
-    assert type(family("planes", block((-1, 1), 4))) is PairFamily
+def test_a_line_has_a_number_a_weight_and_planes_one_a_label():
+    assert type(family("planes", block((-1, 1), 4))) is PlanesFamily
     assert type(family("line", block((-1, 1), 4))) is PairFamily
     assert type(family("line", block((-1, 0, 1), 4))) is LineFamily
     assert type(family("planes", block((-1, 0, 1), 4))) is PlanesFamily

@@ -52,6 +52,7 @@ def save_model(transformers, tmp_path_factory):
     return save
 
 
+FEW = {"solver": "gptq", "windows": 2, "length": 32, "test_windows": 2, "say": lambda line: None}
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "vocab_size": 320, "bos_token_id": 0, "eos_token_id": 1}
 

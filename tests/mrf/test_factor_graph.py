@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrfquant.errors import BadInput
-from mrfquant.mrf import Contradiction, Enumeration, FactorGraph, ising, potts, solve
+from mrfquant.mrf import Contradiction, Enumeration, FactorGraph, clique_tree, ising, potts, solve
 
 
 def random_graph(seed, hard=False):
@@ -121,6 +121,21 @@ def test_ising_and_potts_count_edges():
     named = dict(zip(grid, x.tolist(), strict=True))
     expected = unary[range(6), x].sum().item() + 0.7 * sum(named[a] == named[b] for a, b in grid.edges())
     assert potts(grid, unary, 0.7).score(x).item() == pytest.approx(expected)
+
+
+def test_edges_of_one_coupling_share_a_table_of_label_distances(monkeypatch):
+    grid, steps = nx.grid_2d_graph(8, 8), torch.arange(5.0)
+    table = -(steps[:, None] - steps).abs().clamp(max=2)
+    coupling = [1.0, 3.0] * (grid.number_of_edges() // 2)
+    graph = potts(grid, torch.zeros(64, 5), coupling, table=table)
+    assert graph.stored_entries == 50
+    labels = torch.randint(5, (64,), generator=torch.Generator().manual_seed(0))
+    at = dict(zip(grid, labels.tolist(), strict=True))
+    expected = sum(c * table[at[a], at[b]].item() for c, (a, b) in zip(coupling, grid.edges(), strict=True))
+    assert graph.score(labels).item() == pytest.approx(expected)
+    monkeypatch.setattr(clique_tree, "free_memory", lambda: 10**4)
+    with pytest.raises(BadInput, match=r"the edges' tables would need 0.0 GB, 0.0 GB are free: give fewer different"):
+        potts(grid, torch.zeros(64, 5), torch.arange(112.0), table=table)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from mrfquant.mrf import (
     DualAscent,
     Enumeration,
     FactorGraph,
+    IteratedDescent,
     JunctionTree,
     LocalSearch,
     Portfolio,
@@ -38,7 +39,9 @@ from mrfquant.mrf import (
     toulbar2,
 )
 from mrfquant.mrf.arrays import arrays_of, possible_labels
+from mrfquant.mrf.from_layer import quadratic_field
 from mrfquant.mrf.graph_cut import suits_expansion
+from mrfquant.mrf.quadratic import nearest_plane, quadratic_form
 from mrfquant.mrf.solving import restrict
 
 
@@ -234,6 +237,14 @@ def test_time_limits_hold_for_large_tables(shape):
     assert result.energy < graph.energy(graph.argmax(graph.unary())).item() - 1
 
 
+def test_where_arrays_are_dear_a_junction_tree_comes_first(monkeypatch):
+    monkeypatch.setattr(portfolio, "SECONDS_PER_ENTRY", 1e-3)
+    random = torch.Generator().manual_seed(0)
+    graph = chain(5, 20, torch.randn(20, 20, 4, generator=random))
+    assert Portfolio(graph).run(10, seconds=10.0).optimal
+    assert graph.compiled is None
+
+
 def chain(nodes, labels, tables):
     random = torch.Generator().manual_seed(0)
     edges = torch.stack([torch.arange(nodes - 1), torch.arange(1, nodes)], 1)
@@ -279,6 +290,34 @@ def test_annealing_finds_the_ground_state_of_a_spin_glass():
     assert Annealing(hidden).run(20, -1.0).energy == -grid.number_of_edges()
     frustrated = ising(grid, 0.0, signs)
     assert len({Annealing(frustrated, seed, sweeps=400).run(9, -1.0).energy for seed in range(3)}) == 1
+
+
+def stiff_field(nodes, labels, seed=0):
+    """Weights of few levels behind inputs that hang together: a single change costs more than good answers differ."""
+    random = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(4 * nodes, 3, generator=random) @ torch.randn(3, nodes, generator=random)
+    inputs += 0.1 * torch.randn(4 * nodes, nodes, generator=random)
+    levels = torch.linspace(-1, 1, labels)[:, None].expand(-1, nodes)
+    return quadratic_field(inputs.t() @ inputs / nodes, 0.5 * torch.randn(nodes, generator=random), levels)
+
+
+def test_kicks_find_the_optimum_of_stiff_fields():
+    for seed in range(3):
+        graph = stiff_field(8, 4, seed)
+        optimum = Enumeration(graph).run().energy
+        assert ICM(graph, seed).run().energy > optimum + 1e-9
+        assert IteratedDescent(graph, seed).run(20, -1.0).energy == pytest.approx(optimum, abs=1e-9)
+
+
+@given(fields(), st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_kicks_leave_the_costs_as_they_are_of_the_labels(graph, seed):
+    """Also after those that were undone."""
+    solver = IteratedDescent(graph, seed)
+    solver.run(1, -1.0)
+    kept = solver._local.copy()
+    solver._begin(torch.tensor(solver._present))
+    assert np.allclose(kept, solver._local, atol=1e-9)
 
 
 def test_expansion_suits_metrics_of_pairs_only():
@@ -327,3 +366,25 @@ def test_toulbar2_says_what_to_install(monkeypatch):
     monkeypatch.setattr(toulbar2, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match="pip install 'mrfquant\\[exact\\]'"):
         Toulbar2(FactorGraph([2]))
+
+
+def test_quadratic_fields_are_found_and_rounded_by_the_nearest_plane():
+    for labels in (2, 4):
+        graph = stiff_field(7, labels)
+        a, b, values = quadratic_form(graph)
+        every, scores = truth(graph)
+        v = values[every, torch.arange(7)]
+        energy = ((v @ a) * v).sum(1) / 2 + v @ b
+        assert torch.allclose(energy - energy[0], scores[0] - scores, atol=1e-4)
+        found = graph.energy(nearest_plane(graph))
+        assert -scores.max() <= found < -scores.quantile(0.9)
+    alone = FactorGraph([4] * 2, [((v,), -((torch.arange(4.0) - 1.3 * v) ** 2)) for v in range(2)])
+    weak = FactorGraph([4] * 2, groups=[*((g.scopes, g.tables) for g in alone.groups), pair_of(1e-3)])
+    assert nearest_plane(weak).tolist() == [0, 1]
+    assert nearest_plane(hard_field(5, 0)) is None
+    assert nearest_plane(FactorGraph([3, 3], [((0, 1), torch.rand(3, 3))])) is None
+
+
+def pair_of(strength):
+    steps = torch.arange(4.0)
+    return torch.tensor([[0, 1]]), strength * (steps[:, None] * steps)[..., None]

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import time
 from pathlib import Path
 
 import networkx as nx
@@ -232,3 +233,48 @@ def test_a_width_that_not_even_one_variable_keeps_is_no_trap():
     solver = LocalSearch(graph, width_limit=1.0)
     solver.run(20)
     assert graph.energy(solver.labels()).item() == pytest.approx(-1.0)
+
+
+def test_the_last_look_is_within_the_time_limit():
+    class Slow(ICM):
+        def step(self):
+            super().step()
+            time.sleep(0.02)
+            return 1.0
+
+        def log_z(self):
+            time.sleep(0.3)
+
+    began = time.perf_counter()
+    result = Slow(field("chain", "random", "2")).run(1000, seconds=1.0)
+    assert result.reason == "time"
+    assert time.perf_counter() - began < 1.15
+
+
+def test_sums_that_underflow_are_those_of_logarithms():
+    """The factors prefer labels that their variables all but exclude, by more than a float64 can hold."""
+    far = torch.tensor([[0.0, -2000.0], [-2000.0, -3000.0]], dtype=torch.float64)
+    unary = torch.tensor([-1800.0, 0.0], dtype=torch.float64)
+    factors = [((0, 1), far), ((1, 2), far.t()), ((0, 1, 3), far[..., None] + torch.tensor([0.0, -900.0]))]
+    for scopes in (factors[:2], factors[1:]):
+        graph = FactorGraph([2] * 4, [*scopes, *(((v,), unary) for v in range(4))])
+        exact = JunctionTree(graph).run()
+        for part in (BeliefPropagation, TreeReweighted):
+            result = part(graph).run(300, 1e-10)
+            assert torch.allclose(result.marginals, exact.marginals, atol=1e-8)
+            assert result.log_z == pytest.approx(exact.log_z, abs=1e-6)
+
+
+def test_messages_of_a_table_that_factors_share_are_those_of_copies():
+    random = torch.Generator().manual_seed(0)
+    table, triple = torch.randn(4, 4, 1, generator=random), torch.randn(4, 4, 4, 1, generator=random)
+    pairs, triples = torch.tensor([(0, 1), (1, 2), (2, 3), (3, 0)]), torch.tensor([(0, 2, 4), (1, 3, 4)])
+    unary = (torch.arange(5)[:, None], torch.randn(4, 5, generator=random))
+    shared = FactorGraph(
+        [4] * 5, groups=[unary, (pairs, table.expand(-1, -1, 4)), (triples, triple.expand(4, 4, 4, 2))]
+    )
+    copies = FactorGraph([4] * 5, groups=[unary, (pairs, table.repeat(1, 1, 4)), (triples, triple.repeat(1, 1, 1, 2))])
+    for part in (BeliefPropagation, TreeReweighted, SequentialMeanField):
+        one, two = (part(graph).run(20, -1.0) for graph in (shared, copies))
+        assert torch.allclose(one.marginals, two.marginals)
+        assert one.log_z == pytest.approx(two.log_z)

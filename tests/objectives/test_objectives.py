@@ -52,6 +52,26 @@ def test_distillation_mixes_the_loss_with_the_divergence_from_the_network_as_it_
     torch.testing.assert_close(again.teacher(x), before)
 
 
+@pytest.mark.parametrize("better", [True, False])
+def test_a_teacher_that_is_worse_than_the_network_can_be_left_out(better):
+    torch.manual_seed(0)
+    y = torch.arange(8) % 3
+    right = torch.nn.functional.one_hot(y, 3).float()
+    teacher = (5 if better else 1) * right
+    outputs = 3 * right
+    parted, whole = (Distillation(share=0.5, while_better=often) for often in (True, False))
+    for objective in (parted, whole):
+        objective.attach(torch.nn.Identity())
+    own = torch.nn.functional.cross_entropy(outputs, y)
+    expected = whole.training_loss(outputs, y, teacher) if better else own
+    torch.testing.assert_close(parted.training_loss(outputs, y, teacher), expected)
+
+
+def test_cross_entropy_takes_tokens():
+    outputs, targets = torch.randn(3, 4, 5), torch.randint(5, (3, 4))
+    torch.testing.assert_close(CrossEntropy().loss(outputs, targets), NextToken().loss(outputs, targets))
+
+
 def test_distillation_with_no_share_asks_no_teacher():
     objective, outputs, y = Distillation(share=0.0), torch.randn(8, 3), torch.randint(3, (8,))
     objective.attach(torch.nn.Module())  # has no forward

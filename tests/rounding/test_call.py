@@ -393,3 +393,10 @@ def test_a_public_resnet_keeps_its_accuracy(bits, least):
     batches = (images for (images, _), _ in zip(data.ordered("train", 128), range(8), strict=False))
     mq.round_network(model, batches, bits=bits, exclude=["conv1", "linear"], progress=False)
     assert evaluate(model, data, "test")["top1"] >= least
+
+
+def test_rows_of_large_layers_are_rounded_some_at_a_time_with_the_same_answer(monkeypatch):
+    whole = quiet(mlp(), [X], group_size=2, zero_point=True)
+    monkeypatch.setattr("mrfquant.rounding.network.MOST_AT_ONCE", 13)
+    for name, labels in quiet(mlp(), [X], group_size=2, zero_point=True).labels.items():
+        assert torch.equal(labels, whole.labels[name])

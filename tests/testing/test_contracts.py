@@ -45,6 +45,7 @@ from mrfquant.mrf import (
     FactorGraph,
     FieldSolver,
     Gibbs,
+    IteratedDescent,
     JunctionTree,
     LocalSearch,
     Portfolio,
@@ -379,6 +380,13 @@ class TestBranchAndBound(FieldSolverContract):
 
 class TestAnnealing(FieldSolverContract):
     part = Annealing
+    fields = THIRD
+    exact_on_trees = True
+    monotone = True
+
+
+class TestIteratedDescent(FieldSolverContract):
+    part = IteratedDescent
     fields = THIRD
     exact_on_trees = True
     monotone = True
