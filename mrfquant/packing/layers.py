@@ -74,12 +74,13 @@ class PackedWeight(nn.Module):
 class PackedLinear(nn.Module):
     """nn.Linear with packed weights (outputs, inputs)."""
 
-    bias: Tensor | None
+    bias: nn.Parameter | None  # others look for a parameter to see where a network is
 
     def __init__(self, weight: PackedParameter, bias: Tensor | None = None) -> None:
         super().__init__()
         self.weights = PackedWeight(weight, kernel.WORD)
-        self.register_buffer("bias", None if bias is None else bias.detach().clone())
+        own = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
+        self.register_parameter("bias", own)
 
     @property
     def weight(self) -> Tensor:
