@@ -11,7 +11,6 @@ from mrfquant.benchmarks.networks import NETWORKS, PMF
 from mrfquant.benchmarks.timing import Options, Row, in_turns, ratios
 from mrfquant.energies import CodeLength, Energy, FirstOrderTaylor, LabelPrior, PairwiseEnergy, SumOf
 from mrfquant.families import Form
-from mrfquant.inference.entropies import TreeEntropy
 from mrfquant.pairwise.curvature import curved_layers, second_moments
 
 FORMS: tuple[tuple[int, Form], ...] = ((2, "line"), (3, "line"), (3, "planes"), (4, "line"))
@@ -44,8 +43,6 @@ def measure_curvature(options: Options) -> Iterator[tuple[str, Row]]:
         if name.startswith("lenet"):
             sides = {"first order": PMF(build, shape, 2)}
             sides["pairwise"] = PMF(build, shape, 2, energy=PairwiseEnergy(interval=INTERVAL))
-            energy = PairwiseEnergy(interval=INTERVAL)
-            sides["tree entropy"] = PMF(build, shape, 2, energy=energy, entropy=TreeEntropy())
             steps = {kind: functools.partial(_steps, side) for kind, side in sides.items()}
             yield f"{name}, 100 steps", ratios(in_turns(steps, options))
 

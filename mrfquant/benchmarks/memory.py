@@ -29,20 +29,20 @@ def measure_memory(options: Options) -> Iterator[tuple[str, Row]]:
     """Measure what PMF keeps (in float32's), its peaks (in what it keeps), and building (in steps)."""
     if not CLEAR.exists():
         raise BadInput("bench memory reads the peak of a process from /proc, which this system does not have")
-    kept = _of_process("float")["kept"]
+    kept = _measure_in_process("float")["kept"]
     for side in SIDES:
-        found = _of_process(side)
+        found = _measure_in_process(side)
         row: Row = {"float, MB": kept, "kept": {"ratio": found["kept"] / kept}}
         row |= {peak: {"ratio": found[peak] / found["kept"]} for peak in ("peak of building", "peak of a step")}
         yield f"d={side}", {**row, "building, steps": found["building"] / found["step"]}
 
 
-def _of_process(side: str) -> dict[str, float]:
+def _measure_in_process(side: str) -> dict[str, float]:
     command = [sys.executable, "-m", __name__, side, str(LAYERS), str(torch.get_num_threads())]
     return dict(json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout))
 
 
-def measured(side: str, layers: int) -> dict[str, float]:
+def measure_side(side: str, layers: int) -> dict[str, float]:
     """Return the figures of one side, in this process: megabytes more than before there was a network, and seconds."""
     small = nn.Linear(256, 256, bias=False)
     _step(small, _solver(small, side), torch.randn(BATCH, 256))  # what is loaded and compiled once
@@ -87,4 +87,4 @@ def _megabytes(what: str) -> float:
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[3]))
-    print(json.dumps(measured(sys.argv[1], int(sys.argv[2]))))
+    print(json.dumps(measure_side(sys.argv[1], int(sys.argv[2]))))

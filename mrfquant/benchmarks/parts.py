@@ -43,11 +43,11 @@ class Unfused(PMF):
     """The step without compiled loops: product, optimizer and projection one after the other, by torch."""
 
     def update(self) -> None:
-        kept, dispatch.SMALLEST_SIZE = dispatch.SMALLEST_SIZE, sys.maxsize
+        kept, dispatch.MIN_SIZE = dispatch.MIN_SIZE, sys.maxsize
         try:
             super().update()
         finally:
-            dispatch.SMALLEST_SIZE = kept
+            dispatch.MIN_SIZE = kept
 
 
 def measure_parts(options: Options) -> Iterator[tuple[str, Row]]:

@@ -24,8 +24,8 @@ class Options:
     peers: bool = False
     clock: Literal["wall", "cpu"] = "wall"
 
-    TURN = 0.02  # seconds that a turn lasts at least
-    LEAST, MOST = 3, 200  # rounds
+    MIN_TURN = 0.02  # seconds that a turn lasts at least
+    MIN_ROUNDS, MAX_ROUNDS = 3, 200  # rounds
 
     @property
     def now(self) -> Callable[[], float]:
@@ -39,11 +39,11 @@ def in_turns(sides: Mapping[str, Callable[[], Any]], options: Options) -> dict[s
     for name, side in sides.items():  # the first call may compile something: if it is short, look again
         first = _seconds(side, 1, options.now)
         again = first if first > 1 else _seconds(side, 1, options.now)
-        calls[name] = math.ceil(options.TURN / max(again, 1e-4))
+        calls[name] = math.ceil(options.MIN_TURN / max(again, 1e-4))
     times: dict[str, list[float]] = {name: [] for name in sides}
     start = time.perf_counter()
-    for turn in range(options.MOST):
-        if turn >= options.LEAST and time.perf_counter() - start > options.seconds:
+    for turn in range(options.MAX_ROUNDS):
+        if turn >= options.MIN_ROUNDS and time.perf_counter() - start > options.seconds:
             break
         for name, side in sides.items():
             times[name].append(_seconds(side, calls[name], options.now))

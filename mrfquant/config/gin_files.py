@@ -25,7 +25,7 @@ MISTAKES = (
     *(SyntaxError, ValueError, OSError, ImportError, RuntimeError, TypeError, AttributeError, KeyError),
     *(tokenize.TokenError, MemoryError),
 )
-MOST_GIN = 2**22  # bytes of a gin file
+MAX_GIN_BYTES = 2**22  # bytes of a gin file
 PACKAGE = Path(__file__).parent.parent
 # The configs lie beside the package in a checkout and inside it when it was installed from a wheel; beside it is then
 # the library gin.
@@ -63,21 +63,21 @@ class Config:
         for module in imports:
             import_plugin(module, "--import")
             gin.parse_config(f"import {module}")  # so that the configuration as text has it
-        what = f"config {_short(self.file)}"
+        what = f"config {_display_path(self.file)}"
         if file is not None:
             _parse(lambda: self._survey(self.file), what)
             _parse(lambda: gin.parse_config_file(str(self.file)), what)
         for binding in bindings:
             if "\n" in binding or "=" not in binding:
-                raise BadInput(f"{_given(binding)} is not a binding: write it as --set 'Name.parameter = value'")
-            _parse(lambda binding=binding: self._set(binding), _given(binding))
+                raise BadInput(f"{_as_place(binding)} is not a binding: write it as --set 'Name.parameter = value'")
+            _parse(lambda binding=binding: self._set(binding), _as_place(binding))
         _parse(gin.finalize, what)
 
     def _set(self, binding: str) -> None:
         for statement in ConfigParser(binding, _Names()):
             if not isinstance(statement, BindingStatement):
-                raise BadInput(f"{_given(binding)} is not a binding: write it as --set 'Name.parameter = value'")
-            self._places[_binding(statement.scope, statement.selector, statement.arg_name)] = _given(binding)
+                raise BadInput(f"{_as_place(binding)} is not a binding: write it as --set 'Name.parameter = value'")
+            self._places[_binding(statement.scope, statement.selector, statement.arg_name)] = _as_place(binding)
         gin.parse_config([binding])
 
     def text(self) -> str:
@@ -117,7 +117,7 @@ class Config:
                 readers = [s for (s, sel), values in used.items() if sel == selector and parameter in values]
                 if not any(s == scope or not scope or s.startswith(f"{scope}/") for s in readers):
                     name = scope if selector == "gin.macro" else _binding(scope, selector, parameter)
-                    place = self._places.get(name, _short(self.file))
+                    place = self._places.get(name, _display_path(self.file))
                     if in_files or place.startswith("--set"):
                         raise BadInput(
                             f"{name} is bound at {place}, but nothing in this run reads it: remove it, or name the "
@@ -126,11 +126,11 @@ class Config:
 
     def _survey(self, file: Path) -> None:
         """Note where everything is bound and import the modules asked for, in the order that gin will read."""
-        if file.stat().st_size > MOST_GIN:
-            raise BadInput(f"{_short(file)} has more than {MOST_GIN:,} bytes: give a gin file")
+        if file.stat().st_size > MAX_GIN_BYTES:
+            raise BadInput(f"{_display_path(file)} has more than {MAX_GIN_BYTES:,} bytes: give a gin file")
         with open(file) as text:
             for statement in ConfigParser(text, _Names()):
-                place = f"{_short(file)}:{statement.location.line_num}"
+                place = f"{_display_path(file)}:{statement.location.line_num}"
                 if isinstance(statement, IncludeStatement):
                     files = [Path(folder) / statement.filename for folder in gin_internals.search_folders()]
                     for found in [f for f in files if f.exists()][:1]:  # gin tells if there is none
@@ -154,7 +154,7 @@ class Config:
         import_plugin(module, place)
 
 
-def _given(binding: str) -> str:
+def _as_place(binding: str) -> str:
     """Return a binding of the command line as its own place."""
     short = binding if len(binding) <= 100 else binding[:97] + "..."
     return f"--set {short!r}"
@@ -250,9 +250,9 @@ def _parse(parse: Any, what: str) -> None:
     except MISTAKES as error:
         text = " ".join(str(error).split())
         found = re.search(r'In (?:file "([^"]+)"|bindings string),? line (\d+)', text)
-        place = f"{_short(Path(found[1]))}:{found[2]}" if found and found[1] else what
+        place = f"{_display_path(Path(found[1]))}:{found[2]}" if found and found[1] else what
         if isinstance(error, SyntaxError):
-            place = f"{_short(Path(error.filename))}:{error.lineno}" if error.filename else what
+            place = f"{_display_path(Path(error.filename))}:{error.lineno}" if error.filename else what
             message = " ".join(error.msg.split())
         elif isinstance(error, RecursionError | MemoryError):
             message = "its brackets are nested too deeply"
@@ -278,7 +278,7 @@ def _known_names() -> list[str]:
     return [selector.rpartition(".")[2] for selector in gin_internals.registered()]
 
 
-def _short(path: Path) -> str:
+def _display_path(path: Path) -> str:
     """Return the path from the working folder where that is shorter."""
     relative = os.path.relpath(path)
     return relative if len(relative) < len(str(path)) else str(path)

@@ -16,7 +16,7 @@ from typing import Any
 
 from mrfquant.errors import BadInput
 
-MOST = 2**20  # bytes of a file
+MAX_BYTES = 2**20  # bytes of a file
 KINDS = ("uniform", "loguniform", "integer", "choice")
 
 
@@ -42,10 +42,12 @@ def read_space(path: Path) -> list[Dimension]:
         raise BadInput(f"there is no space file {path}: write one, as gin/spaces/pmf.space is written")
     dimensions = []
     try:
-        if path.stat().st_size > MOST:
-            raise BadInput(f"the space file {path} has more than {MOST:,} bytes: keep the lines that vary something")
+        if path.stat().st_size > MAX_BYTES:
+            raise BadInput(
+                f"the space file {path} has more than {MAX_BYTES:,} bytes: keep the lines that vary something"
+            )
         with open(path, encoding="utf-8") as file:
-            lines = file.read(MOST).splitlines()
+            lines = file.read(MAX_BYTES).splitlines()
     except (OSError, UnicodeDecodeError):
         raise BadInput(f"the space file {path} cannot be read as text") from None
     for number, line in enumerate(lines, start=1):

@@ -91,7 +91,8 @@ def configurable(part: Any = None, *, supplied: Sequence[str] = ()) -> Any:
     if part is None:
         return functools.partial(configurable, supplied=supplied)
     if inspect.isclass(part):
-        part.__init__ = _checked(part.__init__, supplied, _inherited(part))  # type: ignore[method-assign]
+        above = getattr(part.__mro__[1].__init__, "hints", dict)  # type: ignore[misc]
+        part.__init__ = _checked(part.__init__, supplied, _inherited(part), above)  # type: ignore[method-assign]
     else:
         part = _checked(part, supplied)
     plain = part.__init__
@@ -129,8 +130,12 @@ def _inherited(part: type) -> list[inspect.Parameter]:
 
 
 def _checked(
-    function: Callable[..., Any], supplied: Sequence[str], inherited: Sequence[inspect.Parameter] = ()
+    function: Callable[..., Any],
+    supplied: Sequence[str],
+    inherited: Sequence[inspect.Parameter] = (),
+    above: Callable[[], dict[str, Any]] = dict,
 ) -> Callable[..., Any]:
+    """Return a function that checks its settings, and those that it hands on, whose types `above` gives."""
     signature = inspect.signature(function)
     if inherited:
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -141,8 +146,7 @@ def _checked(
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        # Unwrapped: a class may inherit the __init__ of one that was registered before it.
-        hints = _hints(inspect.unwrap(function))
+        hints = wrapper.hints()  # type: ignore[attr-defined]
         name = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
         if unknown := kwargs.keys() - signature.parameters.keys() - {"self"} if closed else None:
             known = [n for n in signature.parameters if n not in ("self", *supplied)]
@@ -159,6 +163,14 @@ def _checked(
                 _check(f"{name}.{parameter}", given[parameter], hints[parameter])
         return function(*args, **kwargs)
 
+    handed_on = {p.name for p in inherited}
+
+    def hints() -> dict[str, Any]:
+        # Unwrapped: a class may inherit the __init__ of one that was registered before it.
+        own = _hints(inspect.unwrap(function))
+        return {**{name: hint for name, hint in above().items() if name in handed_on}, **own}
+
+    wrapper.hints = hints  # type: ignore[attr-defined]
     wrapper.__signature__ = signature  # type: ignore[attr-defined]  # gin reads the defaults from it
     return wrapper
 
@@ -181,7 +193,7 @@ def _check(binding: str, value: Any, hint: Any) -> None:
         if isinstance(value, bool) and checks:  # bool is an int to Python, but True iterations are a mistake
             raise TypeCheckError("is a bool")
     except TypeCheckError:
-        expected = checks[0].expected if checks else _words(hint)
+        expected = checks[0].expected if checks else _type_in_words(hint)
         if inspect.isclass(value) or inspect.isfunction(value):
             expected += f" (@{value.__name__} names the recipe: write @{value.__name__}() to build it)"
         raise BadSetting(binding, value, expected) from None
@@ -197,7 +209,7 @@ def _conditions(hint: Any) -> list[Check]:
     return [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Check)]
 
 
-def _words(hint: Any) -> str:
+def _type_in_words(hint: Any) -> str:
     """Return the type in the words of a message: 'str', 'Schedule', \"'auto' or 'float32'\"."""
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is typing.Literal:
@@ -205,7 +217,7 @@ def _words(hint: Any) -> str:
     if inspect.isclass(hint) and not arguments:
         return {bool: "True or False", type(None): "None"}.get(hint, hint.__name__)
     if arguments and typing.get_origin(hint) is Annotated:
-        return _words(arguments[0])
+        return _type_in_words(arguments[0])
     if typing.get_origin(hint) in UNIONS:
-        return " or ".join(_words(a) for a in arguments)
+        return " or ".join(_type_in_words(a) for a in arguments)
     return str(hint).replace("typing.", "").replace("collections.abc.", "")

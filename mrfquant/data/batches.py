@@ -84,13 +84,13 @@ class Batches(ABC):
         """Make the next batches of this epoch ready. Nothing here waits for the device, except an epoch's first."""
         epoch, first = divmod(self.iteration, self.batches_per_epoch)
         if epoch != self._drawn_epoch:
-            self._draws = self._mine(self.draw(self._size, epoch_generator(self._seed, epoch)))
+            self._draws = self._local_draws(self.draw(self._size, epoch_generator(self._seed, epoch)))
             self._drawn_epoch = epoch
         examples = self.cut(self._draws[:, first : first + self._ahead].flatten(1))
         inputs, targets = (tensor.to(self._device, non_blocking=True) for tensor in examples)
         self._ready.extend(zip(inputs.split(self._local), targets.split(self._local), strict=True))
 
-    def _mine(self, draws: Tensor) -> Tensor:
+    def _local_draws(self, draws: Tensor) -> Tensor:
         """Return this rank's part of the epoch's draws: (k, batches_per_epoch, b)."""
         draws = draws[:, : self.batches_per_epoch * self._batch_size]
         draws = draws.view(len(draws), self.batches_per_epoch, self._batch_size)
@@ -104,7 +104,7 @@ def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(word))
 
 
-def placed(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
+def place_tensors(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
     """Move a data set's tensors to the device; where they would crowd it, keep them on the host, ready to be copied."""
     if device.type != "cuda":
         return [tensor.to(device) for tensor in tensors]

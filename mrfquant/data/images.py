@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mrfquant.data.base import CPU, Batch, Dataset, SplitName
-from mrfquant.data.batches import placed
+from mrfquant.data.batches import place_tensors
 from mrfquant.data.image_batches import Augmentation, ImageBatches, normalise
 from mrfquant.errors import BadInput
 
@@ -129,7 +129,7 @@ class Images(Dataset):
     def to(self, device: torch.device | str) -> Images:
         device = torch.device(device)
         splits = {id(s): s for s in (self.train, self.val, self.test)}  # shared images stay shared
-        tensors = placed([t for s in splits.values() for t in (s.images, s.labels)], device)
+        tensors = place_tensors([t for s in splits.values() for t in (s.images, s.labels)], device)
         moved = {key: Split(*tensors[2 * i : 2 * i + 2]) for i, key in enumerate(splits)}
         train, val, test = (moved[id(s)] for s in (self.train, self.val, self.test))
         return replace(self, train=train, val=val, test=test, device=device)

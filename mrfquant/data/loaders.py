@@ -64,7 +64,7 @@ class Loaders(Dataset):
         return LoaderStream(self.train, seed, self.device)
 
     def ordered(self, split: SplitName, batch_size: int = 1000, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
-        return (moved(batch, self.device) for batch in getattr(self, split))
+        return (move_batch(batch, self.device) for batch in getattr(self, split))
 
     def to(self, device: torch.device | str) -> Loaders:
         moved_there = copy.copy(self)
@@ -94,7 +94,7 @@ class LoaderStream:
             self.epoch, self.batch, self._batches = self.epoch + 1, 0, None
             return next(self)
         self.batch += 1
-        return moved(found, self.device)
+        return move_batch(found, self.device)
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"epoch": self.epoch, "batch": self.batch}
@@ -119,12 +119,12 @@ class LoaderStream:
         return iter(self.loader)
 
 
-def moved(batch: Any, device: torch.device) -> Any:
+def move_batch(batch: Any, device: torch.device) -> Any:
     """Move everything in a batch to the device."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
-        return {name: moved(value, device) for name, value in batch.items()}
+        return {name: move_batch(value, device) for name, value in batch.items()}
     if isinstance(batch, list | tuple):
-        return tuple(moved(value, device) for value in batch)
+        return tuple(move_batch(value, device) for value in batch)
     return batch

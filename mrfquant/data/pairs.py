@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mrfquant.data.base import CPU, Batch, Dataset, SplitName
-from mrfquant.data.batches import Batches, placed
+from mrfquant.data.batches import Batches, place_tensors
 from mrfquant.errors import BadInput
 
 Pair = tuple[Tensor, Tensor]
@@ -61,7 +61,7 @@ class Pairs(Dataset):
 
     def to(self, device: torch.device | str) -> Pairs:
         device = torch.device(device)
-        a, b, c, d, e, f = placed([*self.train, *self.val, *self.test], device)
+        a, b, c, d, e, f = place_tensors([*self.train, *self.val, *self.test], device)
         return replace(self, train=(a, b), val=(c, d), test=(e, f), device=device)
 
 

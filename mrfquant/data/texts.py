@@ -10,7 +10,7 @@ from mrfquant.compute import free_memory
 from mrfquant.config.settings import Count
 from mrfquant.data.base import CPU, dataset
 from mrfquant.data.root import Download, fetch, read_checked
-from mrfquant.data.tokens import Tokens, characters, octets
+from mrfquant.data.tokens import Tokens, byte_tokens, characters
 from mrfquant.errors import BadInput
 from mrfquant.storage.files import read_bytes
 
@@ -55,7 +55,7 @@ def text_file(root: Path, file: str, context: Count = 128) -> Tokens:
 def byte_file(root: Path, file: str, context: Count = 128) -> Tokens:
     """Read the bytes of any file, given by its path or by its name under the data root."""
     path = _found(root, file)
-    return octets(path.stem, _read(path), context)
+    return byte_tokens(path.stem, _read(path), context)
 
 
 def _found(root: Path, file: str) -> Path:

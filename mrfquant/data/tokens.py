@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mrfquant.data.base import CPU, Batch, Dataset, SplitName
-from mrfquant.data.batches import Batches, placed
+from mrfquant.data.batches import Batches, place_tensors
 from mrfquant.errors import BadInput
 
 
@@ -77,7 +77,7 @@ class Tokens(Dataset):
 
     def to(self, device: torch.device | str) -> Tokens:
         device = torch.device(device)
-        train, val, test = placed([self.train, self.val, self.test], device)
+        train, val, test = place_tensors([self.train, self.val, self.test], device)
         return replace(self, train=train, val=val, test=test, device=device)
 
     def description(self) -> dict[str, list[Any]]:
@@ -125,16 +125,16 @@ def characters(
         raise BadInput(f"data set {name}: the text has {missing[0]!r}, which is not in the vocabulary")
     kind = torch.int16 if len(known) < 2**15 else torch.int32
     tokens = torch.tensor([numbers[character] for character in text], dtype=kind)
-    return _parts(name, tokens, known, context, **kwargs)
+    return _split(name, tokens, known, context, **kwargs)
 
 
-def octets(name: str, data: bytes, context: int = 128) -> Tokens:
+def byte_tokens(name: str, data: bytes, context: int = 128) -> Tokens:
     """Return the data set of a file's bytes, in the parts of `characters`; any file will do, and any text fits."""
     tokens = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-    return _parts(name, tokens, tuple(bytes([b]).decode("latin-1") for b in range(256)), context)
+    return _split(name, tokens, tuple(bytes([b]).decode("latin-1") for b in range(256)), context)
 
 
-def _parts(name: str, tokens: Tensor, vocabulary: tuple[str, ...], context: int, **kwargs: Any) -> Tokens:
+def _split(name: str, tokens: Tensor, vocabulary: tuple[str, ...], context: int, **kwargs: Any) -> Tokens:
     first, second = (len(tokens) * share // 100 for share in (90, 95))
     parts = (tokens[:first], tokens[first:second], tokens[second:])
     return Tokens(name, *parts, vocabulary, context, **kwargs)

@@ -71,18 +71,18 @@ class LabelPrior(Prior):
 
     def attach(self, labelling: Labelling) -> None:
         super().attach(labelling)
-        self._costs = {b.start: b.q.new_tensor(self._of_levels(b.levels.values)) for b in self._meant()}
-        levels = {level for block in self._meant() for level in block.levels.values}
+        self._costs = {b.start: b.q.new_tensor(self._costs_by_label(b.levels.values)) for b in self._chosen_blocks()}
+        levels = {level for block in self._chosen_blocks() for level in block.levels.values}
         if isinstance(self.given, Mapping) and (unknown := self.given.keys() - levels):
             raise BadInput(f"LabelPrior.costs has a cost of {min(unknown):g}, the levels are {sorted(levels)}")
 
     def costs(self, block: Block) -> Tensor:
         return self._costs.get(block.start, torch.zeros_like(block.q))
 
-    def _meant(self) -> list[Block]:
+    def _chosen_blocks(self) -> list[Block]:
         return [block for block in self.blocks if self._chosen[block.start].any()]
 
-    def _of_levels(self, levels: Sequence[float]) -> list[float]:
+    def _costs_by_label(self, levels: Sequence[float]) -> list[float]:
         if isinstance(self.given, Mapping):
             return [float(self.given.get(level, 0.0)) for level in levels]
         if len(self.given) != len(levels):

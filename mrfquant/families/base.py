@@ -41,7 +41,7 @@ class Gradient:
         pairs = zip(self._parts(), other._parts(), strict=True)
         return Gradient(*(_sum(mine, theirs, factor) for mine, theirs in pairs))
 
-    def of_labels(self, block: Block) -> Tensor:
+    def on_labels(self, block: Block) -> Tensor:
         """Return all parts as one gradient with respect to the probabilities of single labels: (d, m), a new tensor."""
         if self.weights is None:
             total = torch.zeros(block.d, block.m, dtype=block.w.dtype, device=block.w.device)

@@ -65,21 +65,21 @@ class Chain(Family):
         self.block.apply_scale()
 
     def pull_back(self, gradient: Gradient, x: Tensor, beta: float, factor: float) -> Tensor:
-        g = self.block.scaled(self._of_weights(gradient))
+        g = self.block.scaled(self._on_weights(gradient))
         return g if factor == 1 else g.mul_(factor)
 
     def labels(self, x: Tensor, beta: float) -> Tensor:
         def mode(part: Tensor) -> Tensor:
             return best_paths(part, torch.ones_like(part), self.table, self.trellis.bits)
 
-        return self.label_of_state[self._gathered(x, mode)]
+        return self.label_of_state[self._map_chains(x, mode)]
 
     def distribution(self, x: Tensor, beta: float) -> Distribution:
         return Paths(self, x, beta)
 
     def expected(self, x: Tensor, beta: float) -> Tensor:
         """Return the expected levels of x, in units of the levels: (m,)."""
-        return self._gathered(x, lambda part: expected_levels(part, self.table, self.trellis.bits, beta))
+        return self._map_chains(x, lambda part: expected_levels(part, self.table, self.trellis.bits, beta))
 
     def sampled(self, x: Tensor, beta: float, draws: Tensor) -> Tensor:
         """Return labels of paths, given draws (m,) from 0 to 1: int32 (m,)."""
@@ -88,12 +88,12 @@ class Chain(Family):
             states[order] = sampled_paths(part, self.table, trellis.bits, beta, draws[order])
         return self.label_of_state[states]
 
-    def _of_weights(self, gradient: Gradient) -> Tensor:
+    def _on_weights(self, gradient: Gradient) -> Tensor:
         if gradient.costs is not None or gradient.marginals is not None or gradient.weights is None:
             raise BadInput("an energy with costs of single labels does not go with a trellis, whose labels are paths")
         return gradient.weights
 
-    def _gathered(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def _map_chains(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what a function of chains (T, chains) says of each weight: (m,)."""
         found = [(order, function(part)) for order, part in self.chains(x)]
         out = torch.empty_like(x, dtype=found[0][1].dtype)
@@ -124,7 +124,7 @@ class ChainInWells(Chain):
         w.lerp_(x, 1 / max(beta, 1.0))
 
     def pull_back(self, gradient: Gradient, x: Tensor, beta: float, factor: float) -> Tensor:
-        return self._of_weights(gradient)
+        return self._on_weights(gradient)
 
     def labels(self, x: Tensor, beta: float) -> Tensor:
         return super().labels(self.unscaled(x), beta)
@@ -153,10 +153,10 @@ class Paths(Distribution):
 
     def entropy(self) -> Tensor:
         """Return H(s_t | s_{t-1}), in bits; these add up to the entropy of the chain."""
-        return self._of_marginals(self._conditional_entropy)
+        return self._map_marginals(self._conditional_entropy)
 
     def decided(self, threshold: float) -> Tensor:
-        return self._of_marginals(lambda u: u.amax(2) >= threshold)
+        return self._map_marginals(lambda u: u.amax(2) >= threshold)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         x = self._x
@@ -171,18 +171,18 @@ class Paths(Distribution):
         return u.T
 
     def mean(self) -> Tensor:
-        return self.block.scaled(self._of_marginals(lambda u: u @ self._family.table))
+        return self.block.scaled(self._map_marginals(lambda u: u @ self._family.table))
 
     def variance(self) -> Tensor:
         table = self._family.table
-        variance = self._of_marginals(lambda u: ((u @ table)[..., None] - table).square().mul_(u).sum(2))
+        variance = self._map_marginals(lambda u: ((u @ table)[..., None] - table).square().mul_(u).sum(2))
         return self.block.scaled(self.block.scaled(variance))
 
     def _marginals(self, part: Tensor) -> Tensor:
         return marginals(part, self._family.table, self._family.trellis.bits, self._beta)
 
-    def _of_marginals(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        return self._family._gathered(self._x, lambda part: function(self._marginals(part)))
+    def _map_marginals(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        return self._family._map_chains(self._x, lambda part: function(self._marginals(part)))
 
     def _conditional_entropy(self, u: Tensor) -> Tensor:
         """Return what each weight adds, from probabilities of states (T, chains, states).

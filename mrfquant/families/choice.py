@@ -16,14 +16,8 @@ from mrfquant.labelling import Block, Trellis
 from mrfquant.projections import Hardmax, Projection, Softmax, Sparsemax
 
 GRAPH_DEVICES = {"cuda", "xpu"}
-TRACED = (
-    PairFamily,
-    LineFamily,
-    PlanesFamily,
-    Softmax,
-    Sparsemax,
-    Hardmax,
-)  # classes that torch.compile is known to trace
+# Classes that torch.compile is known to trace.
+TRACED = (PairFamily, LineFamily, PlanesFamily, Wells, Softmax, Sparsemax, Hardmax)
 
 Backend = Callable[[Gradient, Tensor, Betas, FusedRule], bool]
 """Does what a family's `pull_back`, an optimizer and `write` would do, and clears the block's gradient, in one call.

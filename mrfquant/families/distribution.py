@@ -12,9 +12,8 @@ from torch import Tensor
 from mrfquant.errors import BadInput
 from mrfquant.labelling import Block
 
-CHUNK = (
-    2**18
-)  # weights whose probabilities are made at once where they are not kept: they need memory for a moment only
+# Weights whose probabilities are made at once where they are not kept: they need memory for a moment only.
+CHUNK = 2**18
 
 
 class Distribution(ABC):
@@ -69,22 +68,22 @@ class Independent(Distribution):
         return chunks[0] if len(chunks) == 1 else torch.cat(chunks, 1)
 
     def entropy(self) -> Tensor:
-        return self._of_chunks(lambda u: torch.special.entr(u).sum(0) / math.log(2))
+        return self._map_chunks(lambda u: torch.special.entr(u).sum(0) / math.log(2))
 
     def decided(self, threshold: float) -> Tensor:
-        return self._of_chunks(lambda u: u.amax(0) >= threshold)
+        return self._map_chunks(lambda u: u.amax(0) >= threshold)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         def drawn(u: Tensor) -> Tensor:
             draw = torch.rand(u.shape[1], generator=generator, device=u.device, dtype=u.dtype)
             return (draw >= u.cumsum(0)[:-1]).sum(0).int()
 
-        return self._of_chunks(drawn)
+        return self._map_chunks(drawn)
 
     def _chunks(self) -> Iterator[Tensor]:
         return iter((self._u,)) if isinstance(self._u, Tensor) else self._u()
 
-    def _of_chunks(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def _map_chunks(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         found = [function(u) for u in self._chunks()]
         return found[0] if len(found) == 1 else torch.cat(found)
 

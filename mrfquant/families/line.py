@@ -69,18 +69,18 @@ class LineFamily(Family):
     def pull_back(self, gradient: Gradient, x: Tensor, beta: float, factor: float) -> Tensor:
         if gradient.costs is None and gradient.marginals is None:
             return self.projection.mean_vjp(self._t(), self._on_t(gradient), factor, x, self.line)
-        u, g = self._u(x, beta), gradient.of_labels(self.block)
+        u, g = self._u(x, beta), gradient.on_labels(self.block)
         if self.projection.surrogate:
             # Of an approximate product with planes, the part along the line may point the wrong way: what it does to
             # labels between the ends is lost.
             return self.projection.mean_vjp(self.line.mean(u), self.line.slope(x, u, g), factor, x, self.line)
-        return self.line.pulled(self.projection.planes_vjp(u, g, factor, self.line.planes(x)))
+        return self.line.pull_back(self.projection.planes_vjp(u, g, factor, self.line.planes(x)))
 
     def mean_gradient(self, gradient: Gradient, x: Tensor, beta: float) -> Tensor:
         if gradient.costs is None and gradient.marginals is None:
             return self._on_t(gradient).div_(self.line.top)
         u = self._u(x, beta)
-        return self.line.slope(x, u, gradient.of_labels(self.block)).div_(self.line.top)
+        return self.line.slope(x, u, gradient.on_labels(self.block)).div_(self.line.top)
 
     def labels(self, x: Tensor, beta: float) -> Tensor:
         return self.line.labels(x) if self.projection.by_weight else self._u(x, beta).argmax(0).int()

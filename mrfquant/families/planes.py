@@ -49,7 +49,7 @@ class PlanesFamily(Family):
     def pull_back(self, gradient: Gradient, x: Tensor, beta: float, factor: float) -> Tensor:
         block, g = self.block, gradient.weights
         if g is None or gradient.marginals is not None:
-            return self.projection.planes_vjp(self.u, gradient.of_labels(block), factor, x)
+            return self.projection.planes_vjp(self.u, gradient.on_labels(block), factor, x)
         # In the place of g and u: no new tensor of their size. The weights are taken for u q.
         g = block.scaled(g)
         if gradient.costs is not None:
@@ -60,7 +60,7 @@ class PlanesFamily(Family):
         return self.projection.weights_vjp(self.u, self._centred_q, w, g, factor, x)
 
     def mean_gradient(self, gradient: Gradient, x: Tensor, beta: float) -> Tensor:
-        g = gradient.of_labels(self.block)
+        g = gradient.on_labels(self.block)
         return g.sub_(g.mean(0))
 
     def labels(self, x: Tensor, beta: float) -> Tensor:

@@ -188,7 +188,7 @@ class Inference(Answers, SolverOptimizer):
         if labelling.labelled.any_frozen or labelling.free.any_frozen:
             frozen = FrozenParameters(labelling, self.variables, scales)
         if scales is not None:
-            scales.before()
+            scales.set_gradient()
         self.push_hyperparameters()
         waiting = []
         for block, x in zip(labelling.local_blocks, self.variables, strict=True):
@@ -199,20 +199,19 @@ class Inference(Answers, SolverOptimizer):
             labelling.free.w.grad = labelling.free.g  # zero_grad takes it away
             self.move_variables()
             if frozen is not None:
-                frozen.bring_back()
+                frozen.restore()
             if scales is not None:
-                scales.after()
+                scales.apply()
         self.iteration += 1
         for block, x in waiting:
             x.grad = None  # it may lie in a place that `write` writes to
             self.write(block, x)
         if frozen is not None:
-            frozen.bring_back()  # beta has moved the weights of variables that stay
+            frozen.restore()  # beta has moved the weights of variables that stay
         if labelling.sharded:
             labelling.gather_weights()
-        for flat in (labelling.labelled, labelling.free):
-            if flat.is_half:
-                flat.publish()
+        labelling.labelled.publish()
+        labelling.free.publish()
         labelling.free.zero_gradient()
         if waiting or labelling.sharded:  # fused updates have cleared what they used
             labelling.labelled.zero_gradient()

@@ -13,14 +13,14 @@ Solver = Any  # an Inference, whose file imports this one
 CHECK_INTERVAL = 100  # steps between two looks
 WARN_UNDECIDED_FRACTION = 0.05  # of the weights: rounding more of them may surprise
 WARN_SAME_FRACTION = 0.9  # of the weights: so many with one label use little of the levels
-LATE = 0.9  # share of the budget after which labels should be decided
+WARN_AFTER = 0.9  # share of the budget after which labels should be decided
 
 
 def check_solver(solver: Solver) -> None:
     """Raise if the solver cannot go on from where it stands. Waits for the device."""
     solver.labelling.check_all_known()
     check_answer(solver)
-    if solver.budget is not None and solver.iteration >= LATE * solver.budget > 0:
+    if solver.budget is not None and solver.iteration >= WARN_AFTER * solver.budget > 0:
         warn_of_labels(solver)
 
 

@@ -47,7 +47,7 @@ class Processes:
         if (scales := self.solver.learned_scales) is not None:
             averaged = scales.gradient()
             team.average([averaged])
-            scales.keep(averaged)
+            scales.keep_averaged(averaged)
         self.labelling.scatter_gradients()
 
     @torch.no_grad()
@@ -59,7 +59,7 @@ class Processes:
         own = [flat.g[flat.own] for flat in (self.labelling.labelled, self.labelling.free)]
         norm = team.total(torch.stack([g.square().sum() for g in own]).sum()).sqrt()
         factor = (largest / (norm + 1e-6)).clamp(max=1.0)  # torch's own
-        for g in (*own, *(self.solver.learned_scales.kept if self.solver.learned_scales else ())):
+        for g in (*own, *(self.solver.learned_scales.averaged if self.solver.learned_scales else ())):
             g.mul_(factor)
 
     def start_alike(self) -> None:
@@ -82,7 +82,7 @@ class Processes:
             if tensor is not None:
                 present_team().broadcast(tensor)
         if self.solver.learned_scales is not None:
-            self.solver.learned_scales.read()
+            self.solver.learned_scales.reload()
 
     def total(self, number: float) -> float:
         """Return a sum over all weights, given that over this process's."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mrfquant.config.settings import Count, NonNegative, configurable
+from mrfquant.config.settings import NonNegative, configurable
 from mrfquant.energies import Energy, PairwiseEnergy
 from mrfquant.energies.pairwise import LayerCurvature
 from mrfquant.errors import BadInput
@@ -37,12 +37,10 @@ class TreeEntropy(Entropy):
     Args:
         strength: multiplies the couplings. 1 is right where ũ is in units of the loss, as in `MeanField`; the scale of
             variables that an optimizer drives is its own.
-        depth: of the trees, at most: the spanning tree is cut into such, stars for 1. Where loops are compiled (two
-            levels, on the CPU, with numba) depth costs nothing; elsewhere it is as many sweeps.
     """
 
-    def __init__(self, strength: NonNegative = 1.0, depth: Count | None = None) -> None:
-        self.strength, self.depth = strength, depth
+    def __init__(self, strength: NonNegative = 1.0) -> None:
+        self.strength = strength
 
     def projection(self, block: Block, softmax: Softmax, energy: Energy) -> Projection:
         if (pairwise := energy.find(PairwiseEnergy)) is None:
@@ -50,11 +48,7 @@ class TreeEntropy(Entropy):
                 f"TreeEntropy needs the couplings of a PairwiseEnergy, the energy is {type(energy).__name__}: set "
                 "energy = @PairwiseEnergy(), or leave the entropy out"
             )
-        return TreeSoftmax(block, softmax, pairwise, self)
-
-    def trees(self, layer: LayerCurvature) -> list[SpanningTree]:
-        """Return the spanning tree of each group of a layer."""
-        return layer.trees if self.depth is None else [tree.cut(self.depth) for tree in layer.trees]
+        return TreeSoftmax(block, softmax, pairwise, self.strength)
 
 
 class TreeSoftmax(Projection):
@@ -62,9 +56,8 @@ class TreeSoftmax(Projection):
 
     by_weight = False
 
-    def __init__(self, block: Block, softmax: Softmax, energy: PairwiseEnergy, entropy: TreeEntropy) -> None:
-        self.block, self.softmax, self.energy, self.entropy = block, softmax, energy, entropy
-        self.strength = entropy.strength
+    def __init__(self, block: Block, softmax: Softmax, energy: PairwiseEnergy, strength: float) -> None:
+        self.block, self.softmax, self.energy, self.strength = block, softmax, energy, strength
 
     def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         marginals = [(layer, self._marginals(layer, aux, beta)) for layer in self._layers()]
@@ -132,7 +125,7 @@ class TreeSoftmax(Projection):
                 factors[group],
                 None if scales is None else scales[group],
             )
-            for group, tree in enumerate(self.entropy.trees(layer))
+            for group, tree in enumerate(layer.trees)
         ]
         return torch.stack(parts)
 
@@ -148,7 +141,7 @@ class TreeSoftmax(Projection):
     def _fields(self, layer: LayerCurvature) -> Iterator[tuple[SpanningTree, Tensor, Tensor]]:
         """Yield each group's tree, values of the labels (d, n or 1, rows or 1) and couplings (n, rows)."""
         scales = self._scales(layer)
-        for group, tree in enumerate(self.entropy.trees(layer)):
+        for group, tree in enumerate(layer.trees):
             x = self.block.q[:, None, None]
             if scales is not None:
                 x = x * scales[group].T

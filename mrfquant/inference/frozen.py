@@ -32,10 +32,10 @@ class FrozenParameters:
             if labelling.scales is not None:
                 places.append(labelling.scales.weights.values[labelling.scales.span(first, last)])
             if scales is not None:
-                places.append(scales.part(first, last))
+                places.append(scales.narrow(first, last))
         self._kept = [(place, place.clone()) for place in places]
 
-    def bring_back(self) -> None:
+    def restore(self) -> None:
         """Undo what has been done to them."""
         for place, before in self._kept:
             place.copy_(before)

@@ -16,7 +16,7 @@ from mrfquant.errors import BadInput, BadSetting
 from mrfquant.inference.base import Inference, OptimizerRecipe
 from mrfquant.labelling import Block, Labelling, Trellis
 
-SMALLEST_SCALE = 1e-5  # scale of latent weights that are all 0
+MIN_SCALE = 1e-5  # scale of latent weights that are all 0
 
 
 class LatentInference(Inference):
@@ -157,7 +157,7 @@ class StraightThrough(LatentInference):
         assert scales is not None
         magnitudes = [abs(q) for q in block.levels.values if q]
         fitted = scales.average(x, block.start, of=torch.abs) / (sum(magnitudes) / len(magnitudes))
-        scales.set(fitted.clamp_(min=SMALLEST_SCALE), block.start)
+        scales.set(fitted.clamp_(min=MIN_SCALE), block.start)
         block.write_labels(self.labels(block, x))
 
     def labels(self, block: Block, x: Tensor) -> Tensor:

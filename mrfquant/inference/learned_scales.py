@@ -24,12 +24,12 @@ class LearnedScales:
         self.log = self.scales.weights.values.log()
         self._averaged: Tensor | None = None  # the gradient, where processes had to average it before it was scattered
 
-    def before(self) -> None:
+    def set_gradient(self) -> None:
         """Set the gradient of θ from that of the weights, when all gradients are there and nothing has moved."""
         known, self._averaged = self._averaged, None
         self.log.grad = self.gradient() if known is None else known
 
-    def after(self) -> None:
+    def apply(self) -> None:
         """Set the scales from θ."""
         self.scales.set(self.log.exp())
 
@@ -38,19 +38,19 @@ class LearnedScales:
         g, w = self.labelled.g, self.labelled.w
         return self.scales.average(g * w) * self.scales.lengths.to(w.dtype).sqrt()
 
-    def keep(self, averaged: Tensor) -> None:
+    def keep_averaged(self, averaged: Tensor) -> None:
         """Take this gradient at the next step, whatever happens to that of the weights until then."""
         self._averaged = averaged
 
     @property
-    def kept(self) -> list[Tensor]:
-        """The gradient that `keep` took, if there is one."""
+    def averaged(self) -> list[Tensor]:
+        """The gradient that `keep_averaged` took, if there is one."""
         return [] if self._averaged is None else [self._averaged]
 
-    def read(self) -> None:
+    def reload(self) -> None:
         """Set θ from the scales of the weights, which were just loaded."""
         torch.log(self.scales.weights.values, out=self.log)
 
-    def part(self, first: int, last: int) -> Tensor:
+    def narrow(self, first: int, last: int) -> Tensor:
         """Return θ of the parameter from `first` to `last` of the labelled vector."""
         return self.log[self.scales.span(first, last)]

@@ -16,7 +16,7 @@ from mrfquant.inference.groups import OptimizerGroups
 from mrfquant.inference.learned_scales import LearnedScales
 from mrfquant.inference.optimizer_states import check_groups, check_tensors
 from mrfquant.inference.optimizers import ChainedOptimizer
-from mrfquant.inference.views import OptimizerView, by_shape, in_one_piece
+from mrfquant.inference.views import OptimizerView, flat_views, matrix_views
 from mrfquant.kernels.fused import Rule
 from mrfquant.labelling import Block, Labelling
 
@@ -52,7 +52,7 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
         labelling, apart = self.labelling, bool(getattr(recipe, "by_shape", False))
         if apart and labelling.sharded:
             raise BadInput("ByShape drives whole matrices, shard cuts them: take one of the two")
-        views = (by_shape if apart else in_one_piece)(labelling, variables)
+        views = (matrix_views if apart else flat_views)(labelling, variables)
         self.driver = _built(recipe, _as_groups(views, groups))
         chain = self.driver.parts if isinstance(self.driver, ChainedOptimizer) else (self.driver,)
         groups.check({name for part in chain for name in part.defaults})
@@ -71,7 +71,7 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
         # Its groups hold the tensors; ours hold, in their places, the parameters that these stand for.
         place = {id(view.tensor): view.parameters for view in views}
         ours = [
-            {**group, "params": _once(p for tensor in group["params"] for p in place.get(id(tensor), ()))}
+            {**group, "params": _unique(p for tensor in group["params"] for p in place.get(id(tensor), ()))}
             for group in self.driver.param_groups
         ]
         self._complete = False
@@ -175,13 +175,13 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
         """
         self.push_hyperparameters()
         state = self.driver.state_dict()
-        return self._mapped(state, OptimizerView.joined) if self.labelling.sharded else state
+        return self._map_state(state, OptimizerView.joined) if self.labelling.sharded else state
 
     def load_inner_state(self, state: dict[str, Any]) -> None:
         """Load the inner optimizer's state, and take its settings over."""
         before = [dict(group) for group in self.driver.param_groups]
         try:
-            self.driver.load_state_dict(self._mapped(state, OptimizerView.cut) if self.labelling.sharded else state)
+            self.driver.load_state_dict(self._map_state(state, OptimizerView.cut) if self.labelling.sharded else state)
             check_groups(self.driver, before)
             if type(self.driver) in BY_WEIGHT:
                 check_tensors(self.driver)
@@ -192,7 +192,7 @@ class SolverOptimizer(torch.optim.Optimizer, ABC):
         self._pull_hyperparameters()
         self._guard()
 
-    def _mapped(self, state: dict[str, Any], change: Callable[[OptimizerView, Tensor], Tensor]) -> dict[str, Any]:
+    def _map_state(self, state: dict[str, Any], change: Callable[[OptimizerView, Tensor], Tensor]) -> dict[str, Any]:
         """Return an optimizer's state with every tensor changed that belongs to a view."""
         tensors = [tensor for group in self.driver.param_groups for tensor in group["params"]]
         found = {}
@@ -273,6 +273,6 @@ def _as_groups(views: list[OptimizerView], groups: OptimizerGroups) -> list[Any]
     ]
 
 
-def _once(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+def _unique(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     """Return each of them once, at its first place."""
     return list({id(p): p for p in parameters}.values())

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from mrfquant.compute import present_team, widest
 from mrfquant.energies import FirstOrderTaylor
+from mrfquant.kernels.packed import byte_values, pack_rows, unpack_rows
 
 DECIDED = 0.99  # the probability from which on a label counts as decided
 Solver = Any  # an Inference, whose file imports this one
@@ -20,7 +20,7 @@ class Report:
 
     def __init__(self, solver: Solver) -> None:
         self.solver = solver
-        self.seen = self._look()
+        self.seen = self._present_labels()
 
     @property
     def seen(self) -> list[Tensor]:
@@ -42,7 +42,7 @@ class Report:
         solver, m = self.solver, len(self.solver.labelling)
         if not m:
             return {}
-        labels = self._look()
+        labels = self._present_labels()
         flips = sum((a != b).sum().item() for a, b in zip(labels, self.seen, strict=True))
         found, self.seen = {"flips": solver.processes.total(flips) / m}, labels
         if (distributions := solver.distributions()) is not None:
@@ -98,28 +98,16 @@ class Report:
         shares = [(max(c / c.sum()), levels.values[int(c.argmax())]) for levels, c in counts.items() if c.sum()]
         return max(((share.item(), level) for share, level in shares), default=(0.0, 0.0))
 
-    def _look(self) -> list[Tensor]:
+    def _present_labels(self) -> list[Tensor]:
         solver = self.solver
         return [solver.labels(b, x).to("cpu", torch.uint8 if b.d <= 256 else torch.int32) for b, x in solver.items()]
 
 
-def _width(d: int) -> int:
-    """Return in how many bits a label of d is kept: as many as divide a byte, if it fits in one."""
-    return next((bits for bits in (1, 2, 4) if d <= 2**bits), 8)
-
-
 def _packed(labels: Tensor, d: int) -> Tensor:
-    if (width := _width(d)) == 8:
-        return labels
-    places = functional.pad(labels, (0, -len(labels) % (8 // width))).view(-1, 8 // width).unbind(1)
-    packed = places[0].clone()
-    for number, place in enumerate(places[1:], 1):
-        packed |= place << (number * width)
-    return packed
+    return pack_rows(labels[None], d) if d <= 256 else labels
 
 
 def _unpacked(packed: Tensor, d: int, m: int) -> Tensor:
-    if (width := _width(d)) == 8:
+    if d > 256:
         return packed
-    places = [packed >> first & 2**width - 1 for first in range(0, 8, width)]
-    return torch.stack(places, 1).flatten()[:m]
+    return unpack_rows(packed, m, byte_values(torch.arange(d, dtype=torch.uint8, device="cpu")))[0]

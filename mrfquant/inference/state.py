@@ -58,7 +58,7 @@ def load_solution(solver: Solver, saved: dict[str, Any]) -> None:
     if labelling.scales is not None:
         labelling.scales.set(saved["scale"])
     if solver.learned_scales is not None:
-        solver.learned_scales.read()
+        solver.learned_scales.reload()
     if saved["energy"]:
         solver.energy.load_state_dict(saved["energy"])
     if saved["solver"]:

@@ -59,7 +59,7 @@ class OptimizerView:
         return part.t() if self.transposed else part
 
 
-def in_one_piece(labelling: Labelling, variables: list[Tensor]) -> list[OptimizerView]:
+def flat_views(labelling: Labelling, variables: list[Tensor]) -> list[OptimizerView]:
     """Return this process's variables of each block, then its free parameters of each group."""
     labelled, free = labelling.labelled, labelling.free
     views = []
@@ -78,7 +78,7 @@ def in_one_piece(labelling: Labelling, variables: list[Tensor]) -> list[Optimize
     return views
 
 
-def by_shape(labelling: Labelling, variables: list[Tensor]) -> list[OptimizerView]:
+def matrix_views(labelling: Labelling, variables: list[Tensor]) -> list[OptimizerView]:
     """Return a matrix (rows, rest) for every parameter of two or more dimensions, and a vector for every other one.
 
     Variables with several numbers a weight have one of these for each.
@@ -86,21 +86,21 @@ def by_shape(labelling: Labelling, variables: list[Tensor]) -> list[OptimizerVie
     views: list[OptimizerView] = []
     for block, x in zip(labelling.blocks, variables, strict=True):
         for name in labelling.names_in(block):
-            views += _shaped(labelling.labelled, name, x, block.start, block.group)
+            views += _matrices(labelling.labelled, name, x, block.start, block.group)
     for name in labelling.free.spans:
-        views += _shaped(labelling.free, name, labelling.free.w, 0, labelling.group_of[name])
+        views += _matrices(labelling.free, name, labelling.free.w, 0, labelling.group_of[name])
     return views
 
 
-def _shaped(flat: FlatParameters, name: str, base: Tensor, start: int, group: int) -> Iterator[OptimizerView]:
+def _matrices(flat: FlatParameters, name: str, base: Tensor, start: int, group: int) -> Iterator[OptimizerView]:
     p, (first, last) = flat.parameter(name), flat.spans[name]
-    shape, transposed = _in_memory(name, p)
+    shape, transposed = _memory_layout(name, p)
     span = slice(first - start, last - start)
     for index in [(span,)] if base.dim() == 1 else [(plane, span) for plane in range(len(base))]:
         yield OptimizerView(base, [p], group, index, shape, transposed)
 
 
-def _in_memory(name: str, p: nn.Parameter) -> tuple[tuple[int, ...] | None, bool]:
+def _memory_layout(name: str, p: nn.Parameter) -> tuple[tuple[int, ...] | None, bool]:
     """Return the matrix as which a parameter lies in memory, and whether its rows are the columns there."""
     if p.dim() < 2 or not p.numel():
         return None, False

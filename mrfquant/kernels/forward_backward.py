@@ -170,3 +170,21 @@ def sample(x, table, factor, parts, messages, draws, states):
             chosen += 1
         states[t] = first + chosen * step
         first, step, count = states[t] // branches, size, branches
+
+
+@jit()
+def all_means(x, table, factor, parts, means, marginals, start, stop):
+    """Do `forward` and `backward` for the chains from `start` to `stop`, each a row of what has one for each weight."""
+    messages = np.empty((x.shape[1], len(table) // len(parts)), f32)
+    for c in range(start, stop):
+        forward(x[c], table, factor, parts, messages)
+        backward(x[c], table, factor, parts, messages, means[c], marginals[c])
+
+
+@jit()
+def all_samples(x, table, factor, parts, draws, states, start, stop):
+    """Do `forward` and `sample` for the chains from `start` to `stop`, likewise."""
+    messages = np.empty((x.shape[1], len(table) // len(parts)), f32)
+    for c in range(start, stop):
+        forward(x[c], table, factor, parts, messages)
+        sample(x[c], table, factor, parts, messages, draws[c], states[c])

@@ -13,7 +13,7 @@ from torch import Tensor
 PAIR, LINE, WIDE_LINE, NARROW_LINE = range(4)  # kinds of `Mean`
 LOG2E = math.log2(math.e)
 FADED_LOG = 17.0  # exp(-17) is below float32's precision
-SMALLEST_LOG = 70.0  # exp(-70) is above the smallest float32 that a sum may be
+UNDERFLOW_LOG = 70.0  # exp(-70) is above the smallest float32 that a sum may be
 MULTIPLICATIONS_PER_EXP = 14  # fused multiply-adds in the time of an exponential
 
 
@@ -55,7 +55,7 @@ class Mean:
         levels, top = np.array(p), len(p) - 1
         near = math.ceil(math.sqrt(0.25 + FADED_LOG / (2 * beta * spacing)) - 0.5)  # 2 beta s n (n + 1) > FADED_LOG
         exponentials = near if grid == top else len(p)  # by the other kernels
-        if grid and top**2 * beta * spacing / 2 < SMALLEST_LOG and grid < MULTIPLICATIONS_PER_EXP * exponentials:
+        if grid and top**2 * beta * spacing / 2 < UNDERFLOW_LOG and grid < MULTIPLICATIONS_PER_EXP * exponentials:
             step = 2 * top / grid
             places, weights = np.rint((levels + top) / step).astype(int), np.zeros(grid + 1 + -(grid + 1) % 4)
             weights[places - (grid + 1)] = np.exp(-beta * spacing / 2 * levels**2)  # at the end: four at a time

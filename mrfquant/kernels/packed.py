@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mrfquant.errors import BadInput
+from mrfquant.kernels import dispatch
 
 WORD = 8  # bytes of a row that the product reads at once
 ROWS_PER_THREAD = 256
@@ -35,7 +36,7 @@ def labels_per_byte(d: int) -> int:
 def pack_rows(labels: Tensor, d: int, word: int | None = None) -> Tensor:
     """Pack labels (rows, columns) as uint8 (words, rows, word); by default a row is one word."""
     n = labels_per_byte(d)
-    word = word or -(-labels.shape[1] // n)
+    word = word or max(1, -(-labels.shape[1] // n))
     labels = functional.pad(labels.to(torch.uint8), (0, -labels.shape[1] % (n * word)))
     digits = labels.view(len(labels), -1, n).unbind(2)
     packed = sum(digit * d**i for i, digit in enumerate(digits))
@@ -73,11 +74,8 @@ def product(x: Tensor, packed: Tensor, levels: Tensor) -> Tensor:
 @functools.cache
 def compiled() -> Callable[..., None] | None:
     """Return `add_products` compiled by numba, None where it is not installed."""
-    try:
-        from mrfquant.kernels.jit import jit
-    except ImportError:
-        return None
-    return jit()(add_products) if sys.byteorder == "little" else None
+    module = dispatch.loops("jit")
+    return None if module is None or sys.byteorder != "little" else module.jit()(add_products)
 
 
 def add_products(

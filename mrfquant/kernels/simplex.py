@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from mrfquant.kernels.fused import LINE, PAIR, WIDE_LINE
 from mrfquant.kernels.jit import jit
 
 TILE = 1024  # variables that are done at once: their planes stay in the nearest cache
@@ -14,7 +15,7 @@ OPTIONS = {"error_model": "numpy", "fastmath": {"contract"}}
 
 f32, i32 = np.float32, np.int32
 ZERO, ONE, LOWEST, BIAS, MANTISSA = f32(0), f32(1), f32(-127), i32(127), i32(23)
-LEAST = f32(-np.inf)
+MINUS_INFINITY = f32(-np.inf)
 ROUNDING = f32(1.5 * 2**23)  # a float that is added to it has its integer part in the lowest bits of the sum
 C1, C2, C3, C4, C5, C6 = (f32(math.log(2) ** n / math.factorial(n)) for n in range(1, 7))
 
@@ -159,9 +160,6 @@ def narrow_line(aux, scale, spacing, last_level, neighbours, out, start, stop):
             y[j] = (near[j] + mean[j] / total[j]) / last_level
 
 
-PAIR, LINE, WIDE_LINE, NARROW_LINE = range(4)
-
-
 @jit(**OPTIONS)
 def mean(aux, kind, scale, spacing, neighbours, first, second, out, start, stop):
     """Write t by the kernel of a kind; see `mrfquant.kernels.fused.Mean` for the others."""
@@ -206,8 +204,8 @@ def add_line_costs(aux, delta, costs, p, shift, scale):
     n, d, highest = len(aux), len(p), p[-1]
     top, second, near = np.empty(n, f32), np.empty(n, f32), np.empty(n, f32)
     cost, other = np.empty(n, f32), np.empty(n, f32)
-    top[:] = LEAST
-    second[:] = LEAST
+    top[:] = MINUS_INFINITY
+    second[:] = MINUS_INFINITY
     # Few arrays in a loop, and into other places: otherwise it is not compiled to vector instructions.
     for k in range(d):
         level, of_level, of_label = p[k], shift[k], costs[k]
@@ -228,7 +226,7 @@ def add_line_costs(aux, delta, costs, p, shift, scale):
     for k in range(d):
         level, of_level, of_label = p[k], shift[k], costs[k]
         for j in range(n):
-            value = LEAST if near[j] == level else aux[j] * level + of_level
+            value = MINUS_INFINITY if near[j] == level else aux[j] * level + of_level
             other[j] = value if value > second[j] else second[j]
         second, other = other, second
     total, up, uc = np.zeros(n, f32), np.zeros(n, f32), np.zeros(n, f32)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,12 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from mrfquant.kernels import dispatch
 from mrfquant.kernels.fused import NO_COSTS, Costs, Rule
 from mrfquant.kernels.jit import jit, parallel_ranges
 from mrfquant.kernels.runs import write_runs
 from mrfquant.kernels.simplex import ONE, TILE, ZERO, add_costs, add_line_costs, f32, mean, mean_product
 
-THREAD_SHARE = 2**22  # values that are worth a thread, while torch's own still spin from the operation before
 EMPTY = torch.empty(0)
 NO_RUNS = np.zeros(0, np.float32), np.zeros(0, np.int64), 0  # scales, ends, place
 LANES = 8  # floats that torch moves at once; it rounds those that are left over in another place
@@ -41,7 +40,7 @@ def fma(context, a, b, c):
 def adam(x, g, average, square, settings, whole):
     """Take a step of Adam, in torch's order of rounding for the first `whole` variables; may overwrite g.
 
-    Its settings are those that `counted` returns.
+    Its settings are those that `count_step` returns.
     """
     decay, kept, share, beta2 = settings[0], settings[1], settings[2], settings[3]
     square_share, correction, eps, rate = settings[4], settings[5], settings[6], settings[7]
@@ -159,13 +158,18 @@ def step(
     factor, share, centre = product
     numbers = np.array(levels, np.float32), np.array((factor, factor * share, centre), np.float32)
     by_adam = rule.kind == "adam"
-    settings = np.array(counted(rule) if by_adam else rule.settings, np.float32)
+    settings = np.array(count_step(rule) if by_adam else rule.settings, np.float32)
     average, square = (*rule.averages, EMPTY, EMPTY)[:2]
     shared = NO_RUNS if runs is None else (runs[0].numpy(), runs[1].numpy(), runs[2])
-    launch(move, x, g, w, shared, *numbers, *costs, by_adam, settings, average, square, *mean_arguments)
+    state = (by_adam, settings, average.numpy(), square.numpy())
+    arrays = (x.numpy(), g.numpy(), w.numpy(), shared, *numbers, *costs, *state, *mean_arguments)
+    if len(x) < 2 * dispatch.THREAD_SHARE:
+        move(*arrays, 0, len(x))
+    else:
+        parallel_ranges(functools.partial(move, *arrays), len(x), dispatch.THREAD_SHARE)
 
 
-def counted(rule: Rule) -> tuple[float, ...]:
+def count_step(rule: Rule) -> tuple[float, ...]:
     """Count a step of Adam, and return its settings then.
 
     They are weight decay that is added to the gradient, the share of x that decoupled decay leaves, 1 - beta1, beta2,
@@ -177,18 +181,3 @@ def counted(rule: Rule) -> tuple[float, ...]:
     count += 1
     k = float(count)
     return added, kept, 1 - beta1, beta2, 1 - beta2, math.sqrt(1 - beta2**k), eps, -rate / (1 - beta1**k)
-
-
-def launch(kernel: Callable[..., None], first: Tensor, *others: Any) -> None:
-    """Call a kernel for all m variables of its first argument, of shape (m,) or (d, m)."""
-    arrays = []
-    for argument in (first, *others):
-        if isinstance(argument, Tensor):
-            arrays.append(argument.numpy())
-        else:
-            arrays.append(np.float32(argument) if isinstance(argument, float) else argument)
-    m = first.shape[-1]
-    if first.numel() < 2 * THREAD_SHARE:
-        kernel(*arrays, 0, m)
-    else:
-        parallel_ranges(functools.partial(kernel, *arrays), m, THREAD_SHARE * m // first.numel())

@@ -77,6 +77,14 @@ def viterbi(x, factor, table, parts, first, last, back, states):
 
 
 @jit()
+def best_paths(x, factor, table, parts, first, last, states, start, stop):
+    """Find the paths of the chains from `start` to `stop`; see `viterbi`, whose arguments have a row for each chain."""
+    back = np.empty((x.shape[1], len(table) // len(parts)), np.uint8)
+    for c in range(start, stop):
+        viterbi(x[c], factor[c], table, parts, first[c], last[c], back, states[c])
+
+
+@jit()
 def decode(data, table, scale, out, bits, memory, chain):
     """Write the levels of chains, times the scales of their rows.
 

@@ -31,7 +31,6 @@ class FlatParameters:
     Attributes:
         w: (m,) values. g: (m,) gradient, accumulated by backward.
         dtype: of the network's parameters.
-        is_half: whether the network's parameters have memory of their own, in half precision.
         spans: name -> (start, stop) within the vectors, in the order given.
         shards: how processes share the vectors; None if they do not.
         any_frozen: whether a parameter asked for no gradient when `collect` looked last.
@@ -58,7 +57,7 @@ class FlatParameters:
         self._room_g = torch.zeros_like(self._room_w)
         self.w, self.g = self._room_w[:m], self._room_g[:m]
         # What the network reads and backward writes: these very vectors, if the precision allows it.
-        self.is_half = half = self.dtype != wide
+        half = self.dtype != wide  # the network's parameters have memory of their own then
         self.any_frozen = False
         self._adopts_writes = adopts_writes and half
         self._seen_w = torch.empty_like(self.w, dtype=self.dtype) if half else self.w

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from mrfquant.kernels import dispatch
 
 STEPS = 8  # steps in which a column scale doubles
 SIZE_POWER, CURVATURE_POWER = 0.75, -0.125  # of column scales: size of the weights, curvature; see docs/trellis.md
@@ -61,9 +61,12 @@ class Mixing:
     def unmixed(self, w: Tensor) -> Tensor:
         """Return weights (n, rows) of the mixed basis in the old one, (rows, n): the same to the bit on any machine."""
         factor = self.factor(len(w)).to(w)
-        if w.dtype == torch.float32 and w.device.type == "cpu" and (compiled := _compiled()) is not None:
-            return compiled(w, factor)
-        return (mixed(w) * factor[:, None]).T.contiguous()
+        if w.dtype != torch.float32 or w.device.type != "cpu" or (loops := dispatch.loops("mixing")) is None:
+            return (mixed(w) * factor[:, None]).T.contiguous()
+        (n, rows), odd = w.shape, odd_factor(len(w))
+        out, given = torch.empty(rows, n), (hartley(odd).float(), math.sqrt(odd / n), factor)
+        dispatch.run("mixing.unmix", w.contiguous(), *given, out, size=rows, smallest=loops.LANES)
+        return out
 
 
 @functools.cache
@@ -112,23 +115,3 @@ def _combined(row: Tensor, y: Tensor) -> Tensor:
     for j in range(1, len(row)):
         total = total + y[:, j] * row[j]
     return total
-
-
-@functools.cache
-def _compiled() -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Return `Mixing.unmixed` for the CPU, None without numba."""
-    try:
-        from mrfquant.kernels.jit import parallel_ranges
-        from mrfquant.kernels.mixing import LANES, unmix
-    except ImportError:
-        return None
-
-    def run(w: Tensor, factor: Tensor) -> Tensor:
-        n, rows = w.shape
-        out, odd = torch.empty(rows, n), odd_factor(n)
-        matrices = [part.numpy() for part in (w.contiguous(), hartley(odd).float())]
-        root = np.float32(math.sqrt(odd / n))
-        parallel_ranges(functools.partial(unmix, *matrices, root, factor.numpy(), out.numpy()), rows, LANES)
-        return out
-
-    return run

@@ -17,6 +17,7 @@ from mrfquant.labelling.flat import FlatParameters
 from mrfquant.labelling.matrices import PLAIN, Matrix
 
 Sharing = Literal["layer", "channel", "group"]
+FIT_SHARE = 2**16  # values that a thread fits scales to at least
 CHUNK = 2**20  # weights whose scales are written out at once where no loop is compiled
 
 
@@ -71,18 +72,22 @@ class RunScales:
         for _ in range(sweeps - 1):
             before = self.values.clone()
             self._fit_once(x, levels, midpoints)
-            if torch.equal(before, self.values):
+            if x.device.type == "cpu" and torch.equal(before, self.values):  # elsewhere it would wait
                 return
 
     def _fit_once(self, x: Tensor, levels: Tensor, midpoints: Tensor) -> None:
         first, last = self.runs
         if dispatch.usable(x, self.values, levels, midpoints, smallest=0):
-            dispatch.fit_runs(x, self.values, self.ends, self.start, levels, midpoints, (first, last))
+            runs = self.values[first:last], self.ends[first:last]
+            smallest = max(1, (last - first) * FIT_SHARE // len(x))
+            given = (*runs, self.start, levels, midpoints)
+            dispatch.run("runs.fit_runs", x, *given, size=last - first, smallest=smallest)
             return
         lengths = self.ends[first:last].diff(prepend=self.ends.new_full((1,), self.start))
         q = levels[torch.bucketize(self.divide(x.clone()), midpoints)]
-        product, square = (torch.segment_reduce(of, "sum", lengths=lengths) for of in (x * q, q * q))
-        largest = torch.segment_reduce(x.abs(), "max", lengths=lengths)
+        # unsafe: its checks would wait for the device.
+        reduced = functools.partial(torch.segment_reduce, lengths=lengths, unsafe=True)
+        product, square, largest = reduced(x * q, "sum"), reduced(q * q, "sum"), reduced(x.abs(), "max")
         begun = torch.where(largest > 0, largest, self.values[first:last])
         self.values[first:last] = torch.where(product > 0, product / square, begun)
 
@@ -95,7 +100,7 @@ class RunScales:
 
     def _apply(self, x: Tensor, inverse: bool) -> Tensor:
         if dispatch.usable(x, self.values):
-            dispatch.scale_runs(x, self.values, self.ends, self.start, inverse)
+            dispatch.run("runs.scale_runs", x, self.values, self.ends, self.start, inverse)
             return x
         place = self.start
         for part in x.split(max(1, self.m) if torch.compiler.is_compiling() else CHUNK):

@@ -133,12 +133,13 @@ class GGUFFile(Checkpoint):
     def __init__(self, path: Path) -> None:
         from gguf import GGUFReader
 
-        self.reader = _sentence(lambda: GGUFReader(path), f"{path} cannot be read")
-        self.architecture = architecture(str(self.reader.fields["general.architecture"].contents()))
+        reader = _sentence(lambda: GGUFReader(path), f"{path} cannot be read")
+        self.architecture = architecture(str(reader.fields["general.architecture"].contents()))
+        self.tensors = {tensor.name: tensor for tensor in reader.tensors}  # mapped, unlike the fields
         super().__init__(path, path.parent, {"gguf_file": path.name})
 
     def tensors_for(self, model: nn.Module) -> Mapping[str, Callable[[], Tensor]]:
-        stored = {tensor.name: tensor for tensor in self.reader.tensors}
+        stored = self.tensors
         names = gguf_names(self.architecture, self.config, [name for name, _ in model.named_parameters()])
         if missing := [name for name, inside in names.items() if inside not in stored]:
             raise BadInput(f"{self.path} has no {names[missing[0]]}, the model's {missing[0]}")
@@ -151,8 +152,9 @@ class GGUFFile(Checkpoint):
     def _read(self, tensor: Any, name: str) -> Tensor:
         from gguf.quants import dequantize
 
-        values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
-        return unpermuted(self.architecture, self.config, name, values)
+        values = dequantize(tensor.data, tensor.tensor_type)
+        own = values if values.flags.writeable else values.copy()  # float32 is a view of the file
+        return unpermuted(self.architecture, self.config, name, torch.from_numpy(own))
 
 
 def _sentence(action: Callable[[], Any], what: str) -> Any:

@@ -69,7 +69,7 @@ def _writer(path: str, checkpoint: Checkpoint, blocks: BlockType) -> Any:
     writer.add_file_type(blocks.file_type)
     writer.add_quantization_version(2)
     if isinstance(checkpoint, GGUFFile):
-        _copy_metadata(writer, checkpoint.reader)
+        _copy_metadata(writer, checkpoint.path)
     else:
         source = checkpoint.path.resolve()
         add_metadata(writer, checkpoint.config, source.name)
@@ -81,7 +81,7 @@ def _tensors(
     arch: str, checkpoint: Checkpoint, decoder: Decoder, blocks: BlockType, progress: Progress
 ) -> Iterator[Stored]:
     """Yield the tensors in the order of the model's parameters."""
-    stored = {t.name: t for t in checkpoint.reader.tensors} if isinstance(checkpoint, GGUFFile) else {}
+    stored = checkpoint.tensors if isinstance(checkpoint, GGUFFile) else {}
     answers = functools.lru_cache(1)(progress.answers)
     config = checkpoint.config
     for name, inside in gguf_names(arch, config, decoder.tensors).items():
@@ -124,9 +124,11 @@ def _plain(values: NDArray[np.float32]) -> tuple[int, NDArray[Any]]:
     return kind, quantize(np.ascontiguousarray(values), GGMLQuantizationType(kind))
 
 
-def _copy_metadata(writer: Any, reader: Any) -> None:
+def _copy_metadata(writer: Any, file: Path) -> None:
     """Copy what another file says about the model and its tokenizer."""
-    for key, field in reader.fields.items():
+    from gguf import GGUFReader
+
+    for key, field in GGUFReader(file).fields.items():
         if not key.startswith(OWN_KEYS):
             of_items = field.types[1] if len(field.types) > 1 else None
             writer.add_key_value(key, field.contents(), field.types[0], of_items)

@@ -137,7 +137,7 @@ class Attention(nn.Module):
         )
         past = cache[index][0].shape[2] if cache is not None and index < len(cache) else 0
         if self.rotary:
-            q, k = turned(q, past), turned(k, past)
+            q, k = rotate(q, past), rotate(k, past)
         if cache is not None:
             if past:
                 k, v = torch.cat([cache[index][0], k], 2), torch.cat([cache[index][1], v], 2)
@@ -150,7 +150,7 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(b, t, width))
 
 
-def turned(x: Tensor, first: int) -> Tensor:
+def rotate(x: Tensor, first: int) -> Tensor:
     """Turn the pair (x_i, x_{i+h}) of heads (b, heads, t, 2h) at place p by p / base^(i/h) (Su et al., 2021)."""
     half = x.shape[-1] // 2
     places = torch.arange(first, first + x.shape[2], device=x.device, dtype=torch.float32)

@@ -14,12 +14,12 @@ from mrfquant.errors import BadInput
 from mrfquant.models.registry import network
 
 
-def scaled(channels: int, width: float) -> int:
+def scale_channels(channels: int, width: float) -> int:
     """Return the number of channels at a width multiplier, at least one."""
     return max(1, round(channels * width))
 
 
-def normed(layer: nn.Linear | nn.Conv2d) -> list[nn.Module]:
+def with_batch_norm(layer: nn.Linear | nn.Conv2d) -> list[nn.Module]:
     """Return the layer, its batch norm and ReLU."""
     if isinstance(layer, nn.Linear):
         return [layer, nn.BatchNorm1d(layer.out_features, affine=False), nn.ReLU()]
@@ -43,12 +43,12 @@ class LeNet300(Layered):
     def __init__(self, shape: tuple[int, int, int], classes: Count, width: Positive = 1.0) -> None:
         super().__init__()
         channels, height, columns = shape
-        first, second = scaled(300, width), scaled(100, width)
+        first, second = scale_channels(300, width), scale_channels(100, width)
         self.name = "lenet300"
         self.layers = nn.Sequential(
             nn.Flatten(),
-            *normed(nn.Linear(channels * height * columns, first)),
-            *normed(nn.Linear(first, second)),
+            *with_batch_norm(nn.Linear(channels * height * columns, first)),
+            *with_batch_norm(nn.Linear(first, second)),
             nn.Linear(second, classes),
         )
 
@@ -60,7 +60,7 @@ class LeNet5(Layered):
     def __init__(self, shape: tuple[int, int, int], classes: Count, width: Positive = 1.0) -> None:
         super().__init__()
         channels, height, columns = shape
-        first, second, hidden = (scaled(n, width) for n in (20, 50, 500))
+        first, second, hidden = (scale_channels(n, width) for n in (20, 50, 500))
         after = [((side - 4) // 2 - 4) // 2 for side in (height, columns)]
         if min(after) < 1:
             raise BadInput(
@@ -68,12 +68,12 @@ class LeNet5(Layered):
             )
         self.name = "lenet5"
         self.layers = nn.Sequential(
-            *normed(nn.Conv2d(channels, first, 5)),
+            *with_batch_norm(nn.Conv2d(channels, first, 5)),
             nn.MaxPool2d(2),
-            *normed(nn.Conv2d(first, second, 5)),
+            *with_batch_norm(nn.Conv2d(first, second, 5)),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            *normed(nn.Linear(second * after[0] * after[1], hidden)),
+            *with_batch_norm(nn.Linear(second * after[0] * after[1], hidden)),
             nn.Linear(hidden, classes),
         )
 
@@ -97,15 +97,15 @@ class VGG(Layered):
         layers: list[nn.Module] = []
         for count, full in zip(VGG_CONVOLUTIONS[depth], VGG_CHANNELS, strict=True):
             for _ in range(count):
-                layers += normed(nn.Conv2d(channels, scaled(full, width), 3, padding=1))
-                channels = scaled(full, width)
+                layers += with_batch_norm(nn.Conv2d(channels, scale_channels(full, width), 3, padding=1))
+                channels = scale_channels(full, width)
             layers.append(nn.MaxPool2d(2))
-        hidden = scaled(512, width)
+        hidden = scale_channels(512, width)
         self.layers = nn.Sequential(
             *layers,
             nn.Flatten(),
-            *normed(nn.Linear(channels * (height // 32) * (columns // 32), hidden)),
-            *normed(nn.Linear(hidden, hidden)),
+            *with_batch_norm(nn.Linear(channels * (height // 32) * (columns // 32), hidden)),
+            *with_batch_norm(nn.Linear(hidden, hidden)),
             nn.Linear(hidden, classes),
         )
 
@@ -147,13 +147,13 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         self.name = f"resnet{depth}"
-        channels = scaled(RESNET_CHANNELS[0], width)
+        channels = scale_channels(RESNET_CHANNELS[0], width)
         self.stem = convolution(shape[0], channels, 3, stride=2 if min(shape[1:]) >= 64 else 1)
         blocks: list[nn.Module] = []
         for stage, (count, full) in enumerate(zip(RESNET_BLOCKS[depth], RESNET_CHANNELS, strict=True)):
             for index in range(count):
-                blocks.append(BasicBlock(channels, scaled(full, width), stride=2 if stage and not index else 1))
-                channels = scaled(full, width)
+                blocks.append(BasicBlock(channels, scale_channels(full, width), stride=2 if stage and not index else 1))
+                channels = scale_channels(full, width)
         self.stages = nn.Sequential(*blocks)
         self.classifier = nn.Linear(channels, classes)
 

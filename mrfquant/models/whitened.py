@@ -14,7 +14,7 @@ from mrfquant.errors import BadInput
 from mrfquant.models.registry import network
 
 PATCH = 2  # pixels on a side of what the stem sees
-SMALLEST_VARIANCE = 5e-4  # added to those of the patches
+ADDED_VARIANCE = 5e-4  # added to those of the patches
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 
@@ -73,7 +73,7 @@ class WhitenedNet(nn.Module):
         patches = images.double().unfold(2, PATCH, 1).unfold(3, PATCH, 1)  # (n, c, h, w, 2, 2)
         patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(0, 2).flatten(1)
         variances, directions = torch.linalg.eigh(torch.cov(patches.T))
-        filters = (directions / (variances + SMALLEST_VARIANCE).sqrt()).T.reshape(-1, *self.stem.weight.shape[1:])
+        filters = (directions / (variances + ADDED_VARIANCE).sqrt()).T.reshape(-1, *self.stem.weight.shape[1:])
         with torch.no_grad():
             self.stem.weight.copy_(torch.cat([filters, -filters]))
             assert self.stem.bias is not None

@@ -9,9 +9,7 @@ from torch import Tensor
 from mrfquant.mrf.clique_tree import check_memory
 from mrfquant.mrf.contradiction import contradiction
 from mrfquant.mrf.factor_graph import FactorGraph
-from mrfquant.mrf.groups import is_shared
-
-ENTRIES_PER_COPY = 2**16
+from mrfquant.mrf.groups import by_factor, is_shared
 
 
 class Arrays:
@@ -39,9 +37,7 @@ class Arrays:
             count, shared, size = len(group), is_shared(group.tables), math.prod(group.shape)
             stored = group.stored.detach().cpu()
             costs = values[used : used + size * stored.shape[-1]].reshape(-1, size)
-            by_factor, step = stored.reshape(size, -1).t().numpy(), max(1, ENTRIES_PER_COPY // size)
-            for at in range(0, len(costs), step):  # parts that fit into a cache: it is a transposition
-                np.negative(by_factor[at : at + step], out=costs[at : at + step])
+            by_factor(stored, torch.from_numpy(costs)).neg_()
             arities.append(np.full(count, len(group.shape)))
             scopes.append(group.scopes.cpu().numpy().reshape(-1))
             strides.append(np.tile(np.cumprod([1, *group.shape[:0:-1]])[::-1].astype(np.int64), count))

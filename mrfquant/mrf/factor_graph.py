@@ -20,7 +20,19 @@ from torch import Tensor
 
 from mrfquant.errors import BadInput
 from mrfquant.mrf.contradiction import Contradiction
-from mrfquant.mrf.groups import Cardinality, Group, contract, field, is_shared, map_tables, pick, share, stored, take
+from mrfquant.mrf.groups import (
+    Cardinality,
+    Group,
+    by_factor,
+    contract,
+    field,
+    is_shared,
+    map_tables,
+    pick,
+    share,
+    stored,
+    take,
+)
 
 NEGLIGIBLE = 1e-30  # smaller probabilities are set to 0 before u is checked against hard constraints
 
@@ -144,8 +156,8 @@ class FactorGraph:
     def factors(self) -> Iterator[tuple[list[int], Tensor]]:
         """Yield the variables and the table of each factor."""
         for group in self.groups:
-            tables = group.stored.movedim(-1, 0).contiguous()  # a table's entries lie side by side
-            yield from zip(group.scopes.tolist(), tables.expand(len(group), *group.shape), strict=True)
+            tables = by_factor(group.stored).view(-1, *group.shape).expand(len(group), *group.shape)
+            yield from zip(group.scopes.tolist(), tables, strict=True)
 
     def neighbours(self) -> dict[int, set[int]]:
         """Return the variables that share a factor with each variable, without those of one label."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+ENTRIES_PER_COPY = 2**16
 WORTH_SHARING = 2**20  # entries of tables that are compared with each other
 
 
@@ -88,6 +89,21 @@ def pick(tables: Tensor, chosen: Tensor | slice) -> Tensor:
         return tables[..., chosen]
     count = len(chosen) if isinstance(chosen, Tensor) else len(range(tables.shape[-1])[chosen])
     return tables[..., :1].expand(*tables.shape[:-1], count)
+
+
+def by_factor(tables: Tensor, out: Tensor | None = None) -> Tensor:
+    """Copy tables (..., F) to (F, entries), side by side for each factor, in parts that fit into a cache."""
+    count = tables.shape[-1]
+    flat = tables.reshape(-1, count)
+    size = len(flat)
+    out = tables.new_empty(count, size) if out is None else out
+    if size > count:
+        for at in range(0, size, step := max(1, ENTRIES_PER_COPY // count)):
+            out[:, at : at + step] = flat[at : at + step].t()
+    else:
+        for at in range(0, count, step := max(1, ENTRIES_PER_COPY // max(1, size))):
+            out[at : at + step] = flat[:, at : at + step].t()
+    return out
 
 
 def map_tables(function: Callable[[Tensor], Tensor], tables: Tensor) -> Tensor:

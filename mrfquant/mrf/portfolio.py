@@ -40,11 +40,10 @@ SECONDS_PER_SLOT = 3e-7  # to make arrays of a field, roughly; without so much t
 SECONDS_PER_ENTRY = 1.5e-8  # the same for entries of tables
 MAX_MESSAGE_ENTRIES = 10**7  # table entries above which max-product is hopeless
 MAX_SEARCH_LABELS = 10**5  # labels of all variables above which branch and bound is hopeless, and kicks are rare
-HOPELESS_LABELS = 1200  # the same where the gap is wide
-HOPELESS_GAP = 0.05  # fraction of the energy that is a wide gap
+HOPELESS = ((1200, 0.05), (500, 0.3))  # the same where the gap is wider than a fraction of the energy
 TURN_TIME, LOCAL_TIME = 0.1, 0.05  # fractions of the remaining time for max-product, and for a turn of local search
 SHORTEST_TURN = 0.3  # seconds
-BEST_SHARE = 10.0  # times the others' time for the solver that found the best labelling
+BEST_SHARE = 20.0  # times the others' time for the solver that found the best labelling
 MAX_DENSITY = 0.5  # fraction of all pairs of variables that share a factor, above which trees are single pairs
 
 
@@ -155,9 +154,10 @@ class Portfolio(LabellingSolver):
 
     def _proof_is_hopeless(self) -> bool:
         """Return whether a search cannot be expected to end: the field is large, or its bound far away."""
-        size = self.graph.size
-        open_gap = self.energy - self._bound > HOPELESS_GAP * abs(self.energy) and math.isfinite(self.energy)
-        return size > MAX_SEARCH_LABELS or (open_gap and size > HOPELESS_LABELS and not self.graph.hard)
+        size, gap = self.graph.size, self.energy - self._bound
+        if size > MAX_SEARCH_LABELS or self.graph.hard or not math.isfinite(self.energy):
+            return size > MAX_SEARCH_LABELS
+        return any(size > labels and gap > fraction * abs(self.energy) for labels, fraction in HOPELESS)
 
     def _begin_proof(self) -> None:
         """Start toulbar2, if it is there and the field is not too large for it."""

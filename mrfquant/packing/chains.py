@@ -9,7 +9,6 @@ Chains go through a weight matrix (rows, n) input by input, along the rows: ther
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mrfquant.errors import BadInput
+from mrfquant.kernels import dispatch
 from mrfquant.labelling import Trellis
 from mrfquant.labelling.mixing import Mixing
 from mrfquant.labelling.trellis import chain_length
@@ -157,11 +157,13 @@ class PackedChains:
     def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the weights, to the bit as they were."""
         table, scale = self.trellis.table, self.scale.float()
-        if (decode := _compiled()) is None:
+        if (loops := dispatch.loops("viterbi")) is None:
             levels = table[self.states()] * scale
         else:
             levels = torch.empty(self.numel // self.shape[0], self.shape[0])
-            decode(self, table, scale, levels)
+            padded = torch.nn.functional.pad(self.data, (0, 2))
+            arrays = [part.numpy() for part in (padded, table, scale, levels)]
+            loops.decode(*arrays, self.trellis.bits, self.trellis.memory, self.chain)
         rows = Mixing(self.columns).unmixed(levels) if len(self.columns) else levels.T
         return rows.reshape(self.shape).to(dtype)
 
@@ -175,22 +177,6 @@ def _digits(numbers: Tensor, bits: int) -> np.ndarray:
     """Return the lowest bits of numbers (chains, T), most significant first: uint8 (chains, T * bits)."""
     shifts = np.arange(bits - 1, -1, -1)
     return (numbers.numpy()[:, :, None] >> shifts & 1).astype(np.uint8).reshape(len(numbers), -1)
-
-
-@functools.cache
-def _compiled() -> Callable[[PackedChains, Tensor, Tensor, Tensor], None] | None:
-    """Return a compiled loop that writes the scaled levels (n, rows), None without numba."""
-    try:
-        from mrfquant.kernels.viterbi import decode
-    except ImportError:
-        return None
-
-    def run(packed: PackedChains, table: Tensor, scale: Tensor, out: Tensor) -> None:
-        trellis, padded = packed.trellis, torch.nn.functional.pad(packed.data, (0, 2))
-        arrays = [part.numpy() for part in (padded, table, scale, out)]
-        decode(*arrays, trellis.bits, trellis.memory, packed.chain)
-
-    return run
 
 
 def on_levels(name: str, packed: PackedParameter | PackedChains, use: str) -> PackedParameter:

@@ -7,13 +7,12 @@ installed, and torch does it elsewhere.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from mrfquant.kernels import dispatch
 
 
 def expected_levels(x: Tensor, table: Tensor, bits: int, beta: float) -> Tensor:
@@ -28,13 +27,11 @@ def marginals(x: Tensor, table: Tensor, bits: int, beta: float) -> Tensor:
 
 def sampled_paths(x: Tensor, table: Tensor, bits: int, beta: float, draws: Tensor) -> Tensor:
     """Return a path for each chain x (T, chains), given draws (T, chains) from 0 to 1: int64 (T, chains)."""
-    run = _compiled() if _usable(x) else None
-    return (sampled_by_torch if run is None else run.sampled)(x, table.to(x), bits, _factor(beta), draws)
+    return (sampled_by_loops if _has_loops(x) else sampled_by_torch)(x, table.to(x), bits, _factor(beta), draws)
 
 
 def _pass(x: Tensor, table: Tensor, bits: int, beta: float, whole: bool) -> tuple[Tensor, Tensor]:
-    run = _compiled() if _usable(x) else None
-    return (by_torch if run is None else run.both)(x, table.to(x), bits, _factor(beta), whole)
+    return (by_loops if _has_loops(x) else by_torch)(x, table.to(x), bits, _factor(beta), whole)
 
 
 def _factor(beta: float) -> float:
@@ -42,8 +39,8 @@ def _factor(beta: float) -> float:
     return beta / 2 * math.log2(math.e)
 
 
-def _usable(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype == torch.float32
+def _has_loops(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype == torch.float32 and dispatch.loops("forward_backward") is not None
 
 
 def forward_by_torch(x: Tensor, table: Tensor, bits: int, factor: float) -> list[Tensor]:
@@ -96,53 +93,17 @@ def log_sum(cost: Tensor, dim: int) -> Tensor:
     return (top + (cost - top).exp2().sum(dim, keepdim=True).log2()).squeeze(dim)
 
 
-@functools.cache
-def _compiled() -> _Loops | None:
-    """Return the compiled loops, None without numba."""
-    try:
-        return _Loops()
-    except ImportError:
-        return None
+def by_loops(x: Tensor, table: Tensor, bits: int, factor: float, whole: bool) -> tuple[Tensor, Tensor]:
+    """Do what `by_torch` does in compiled loops, a chain at a time."""
+    mean, u = x.new_empty(x.shape[::-1]), x.new_empty(x.shape[1], len(x) if whole else 0, len(table))
+    given = (x.T.contiguous(), table.contiguous(), factor, tuple(range(1 << bits)))
+    dispatch.run("forward_backward.all_means", *given, mean, u, size=x.shape[1])
+    return mean.T, u.transpose(0, 1)
 
 
-class _Loops:
-    """`by_torch` and `sampled_by_torch` as compiled loops, a chain at a time."""
-
-    def __init__(self) -> None:
-        from mrfquant.kernels import forward_backward, jit
-
-        self._loops, self._parallel = forward_backward, jit.parallel_ranges
-
-    def both(self, x: Tensor, table: Tensor, bits: int, factor: float, whole: bool) -> tuple[Tensor, Tensor]:
-        mean, u = torch.empty_like(x.T).contiguous(), x.new_empty(x.shape[1], len(x) if whole else 0, len(table))
-        out, shares = mean.numpy(), u.numpy()
-
-        def finish(c: int, *chain: Any) -> None:
-            self._loops.backward(*chain, out[c], shares[c])
-
-        self._each(x, table, bits, factor, finish)
-        return mean.T, u.transpose(0, 1)
-
-    def sampled(self, x: Tensor, table: Tensor, bits: int, factor: float, draws: Tensor) -> Tensor:
-        states, given = torch.empty(x.shape[::-1], dtype=torch.int64), draws.T.contiguous().numpy()
-        out = states.numpy()
-
-        def finish(c: int, *chain: Any) -> None:
-            self._loops.sample(*chain, given[c], out[c])
-
-        self._each(x, table, bits, factor, finish)
-        return states.T
-
-    def _each(self, x: Tensor, table: Tensor, bits: int, factor: float, finish: Callable[..., None]) -> None:
-        """Call the forward pass of each chain, and `finish`."""
-        targets, levels = x.T.contiguous().numpy(), table.contiguous().numpy()
-        parts, half = tuple(range(1 << bits)), self._loops.f32(factor)
-
-        def some(start: int, stop: int) -> None:
-            messages = torch.empty(len(x), len(table) >> bits).numpy()
-            for c in range(start, stop):
-                chain = (targets[c], levels, half, parts, messages)
-                self._loops.forward(*chain)
-                finish(c, *chain)
-
-        self._parallel(some, len(targets), 1)
+def sampled_by_loops(x: Tensor, table: Tensor, bits: int, factor: float, draws: Tensor) -> Tensor:
+    """Do what `sampled_by_torch` does in compiled loops, a chain at a time."""
+    states = torch.empty(x.shape[::-1], dtype=torch.int64)
+    given = (x.T.contiguous(), table.contiguous(), factor, tuple(range(1 << bits)), draws.T.contiguous())
+    dispatch.run("forward_backward.all_samples", *given, states, size=x.shape[1])
+    return states.T

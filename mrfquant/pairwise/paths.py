@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
-import numpy as np
 import torch
 from torch import Tensor
+
+from mrfquant.kernels import dispatch
 
 RENORMALISED = 16  # steps after which the least cost is brought back to 0
 
@@ -28,8 +26,8 @@ def best_paths(
     """
     free = torch.full((x.shape[1],), -1, dtype=torch.int64, device=x.device)
     first, last = (free if ends is None else ends for ends in (first, last))
-    compiled = _compiled() if x.device.type == "cpu" and x.dtype == torch.float32 else None
-    return (by_torch if compiled is None else compiled)(x, factor, table.to(x), bits, first, last)
+    compiled = x.device.type == "cpu" and x.dtype == torch.float32 and dispatch.loops("viterbi") is not None
+    return (by_loops if compiled else by_torch)(x, factor, table.to(x), bits, first, last)
 
 
 def by_torch(x: Tensor, factor: Tensor, table: Tensor, bits: int, first: Tensor, last: Tensor) -> Tensor:
@@ -56,27 +54,10 @@ def by_torch(x: Tensor, factor: Tensor, table: Tensor, bits: int, first: Tensor,
     return torch.stack(states[::-1])
 
 
-@functools.cache
-def _compiled() -> Callable[[Tensor, Tensor, Tensor, int, Tensor, Tensor], Tensor] | None:
-    """Return the same as a compiled loop, None without numba."""
-    try:
-        from mrfquant.kernels.jit import parallel_ranges
-        from mrfquant.kernels.viterbi import viterbi
-    except ImportError:
-        return None
-
-    def run(x: Tensor, factor: Tensor, table: Tensor, bits: int, first: Tensor, last: Tensor) -> Tensor:
-        states = torch.empty(x.shape[::-1], dtype=torch.int64)
-        arrays = [part.contiguous().numpy() for part in (x.T, factor.T, table, first, last)]
-        parts, out = tuple(range(1 << bits)), states.numpy()
-
-        def some(start: int, stop: int) -> None:
-            targets, factors, levels, starts, ends = arrays
-            back = np.empty((x.shape[0], len(table) >> bits), np.uint8)
-            for c in range(start, stop):
-                viterbi(targets[c], factors[c], levels, parts, starts[c], ends[c], back, out[c])
-
-        parallel_ranges(some, len(out), 1)
-        return states.T
-
-    return run
+def by_loops(x: Tensor, factor: Tensor, table: Tensor, bits: int, first: Tensor, last: Tensor) -> Tensor:
+    """Return the best paths by compiled loops, a chain at a time."""
+    states = torch.empty(x.shape[::-1], dtype=torch.int64)
+    given = (x.T.contiguous(), factor.T.contiguous(), table.contiguous(), tuple(range(1 << bits)))
+    ends = (first.contiguous(), last.contiguous())
+    dispatch.run("viterbi.best_paths", *given, *ends, states, size=len(states))
+    return states.T

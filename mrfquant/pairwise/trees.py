@@ -17,8 +17,11 @@ from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
 from torch import Tensor
 
 from mrfquant.kernels import dispatch
+from mrfquant.kernels.fused import LOG2E
 
 MIN_COMPILED_SIZE = 2**9  # variables of all rows from which compiled loops are faster
+MIN_ROWS = 32  # of a thread
+UNIT = 2 * LOG2E  # fields to base e in the loops' units
 
 
 class SpanningTree:
@@ -45,7 +48,6 @@ class SpanningTree:
             here, order = below, order + below
         self.above = torch.tensor(self.parents, device=device).clamp(min=0)
         self._order, self._parents = np.array(order, np.int64), np.array(self.parents, np.int64)
-        self._cuts: dict[int, SpanningTree] = {}
 
     @classmethod
     def strongest(cls, couplings: Tensor) -> SpanningTree:
@@ -55,16 +57,6 @@ class SpanningTree:
         weights = 2 - strength / max(strength.max(), 1e-300)
         _, parents = breadth_first_order(minimum_spanning_tree(weights), 0, directed=False)
         return cls([max(-1, int(p)) for p in parents], couplings.device)
-
-    def cut(self, depth: int) -> SpanningTree:
-        """Remove the edges to every (depth + 1)-th level: trees of that depth, stars for 1. The result is cached."""
-        if depth not in self._cuts:
-            parents = list(self.parents)
-            for below, _ in self.levels[depth :: depth + 1]:
-                for j in below.tolist():
-                    parents[j] = -1
-            self._cuts[depth] = SpanningTree(parents, self.above.device)
-        return self._cuts[depth]
 
     @property
     def edges(self) -> list[tuple[int, int]]:
@@ -95,7 +87,10 @@ class SpanningTree:
         """
         tensors = [t for t in (fields, couplings, factors, scale) if t is not None]
         if dispatch.usable(*tensors, smallest=MIN_COMPILED_SIZE):
-            return dispatch.tree_marginals(fields, self._order, self._parents, couplings, factors, scale)
+            out, values = torch.empty_like(fields), fields[:, :0] if scale is None else scale
+            given = (self._order, self._parents, couplings, factors * -UNIT, values, UNIT)
+            dispatch.run("trees.pair_marginals", fields, *given, out, size=len(fields), smallest=MIN_ROWS)
+            return out
         x = fields.new_ones(1, 1) if scale is None else scale.T
         both = torch.tensor([-1.0, 1.0], dtype=fields.dtype, device=fields.device)[:, None, None]
         first, second = self.sum_product(both * fields.T, both * x, couplings[:, None] * factors)[0]

@@ -81,7 +81,7 @@ class Projection(ABC):
         for place, part in zip(self.split(delta), self.split(aux), strict=True):
             planes = line.planes(part)
             g = (line.centred / line.top)[:, None] * place
-            place.copy_(line.pulled(self.planes_vjp(self.planes(planes, beta), g, beta, planes)))
+            place.copy_(line.pull_back(self.planes_vjp(self.planes(planes, beta), g, beta, planes)))
         return delta
 
     def mean_start(self, t: Tensor, line: Line, beta: float) -> Tensor:

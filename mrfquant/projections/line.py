@@ -49,7 +49,7 @@ class Line:
         """Return ũ (d, m) of a (m,)."""
         return torch.addcmul(self.shift[:, None], self.p[:, None], a)
 
-    def pulled(self, v: Tensor) -> Tensor:
+    def pull_back(self, v: Tensor) -> Tensor:
         """Return the gradient with respect to a (m,) of one with respect to ũ (d, m)."""
         return torch.mv(v.t(), self.centred).div_(self.square)
 

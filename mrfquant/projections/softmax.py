@@ -96,7 +96,7 @@ class Softmax(Projection):
 
     def mean(self, aux: Tensor, line: Line, beta: float, out: Tensor | None = None) -> Tensor:
         if out is not None and dispatch.usable(aux, out):
-            dispatch.mean(aux, self.mean_kernel(beta, line), out)
+            dispatch.run("simplex.mean", aux, *self.mean_kernel(beta, line).arguments, out)
             return out
         return super().mean(aux, line, beta, out)
 
@@ -109,7 +109,7 @@ class Softmax(Projection):
             return super().mean_vjp(t, delta, beta, aux, line)
         factor, share, centre = factors
         if dispatch.usable(t, delta):
-            dispatch.mean_vjp(t, delta, factor, share, centre)
+            dispatch.run("simplex.mean_product", t, delta, factor, factor * share, centre)
             return delta
         t = t - centre if centre else t
         if share:
@@ -118,7 +118,7 @@ class Softmax(Projection):
 
     def weights(self, aux: Tensor, q: Tensor, beta: float, out: Tensor, w: Tensor) -> None:
         if dispatch.usable(aux, q, out, w):
-            dispatch.weights(aux, q, beta, out, w)
+            dispatch.run("simplex.softmax", aux, beta * fused.LOG2E, q, out, w)
         else:
             super().weights(aux, q, beta, out, w)
 
@@ -132,10 +132,11 @@ class Softmax(Projection):
             if not compiled:
                 return super().weights_vjp(u, q, w, g, beta, aux, costs)
             sizes, values = costs
-            dispatch.unary_vjp(u, q, g, sizes, values - values.mean(1, keepdim=True), beta, exact)
+            values = (values - values.mean(1, keepdim=True)).contiguous()
+            dispatch.run("simplex.unary_product", u, q, g, np.cumsum(sizes), values, beta, exact)
             return u
         assert w is not None
         if compiled and dispatch.usable(u, w):
-            dispatch.weights_vjp(u, q, w, g, beta, exact)
+            dispatch.run("simplex.weights_product", u, q, w, g, beta, exact)
             return u
         return u.mul_(q - w).mul_(g * beta) if exact else torch.addcmul(q, u, w, value=-1, out=u).mul_(g * beta)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mrfquant.config.settings import configurable
-from mrfquant.kernels import dispatch as fused
+from mrfquant.kernels import dispatch
 from mrfquant.projections.base import Projection
 from mrfquant.projections.line import Line
 
@@ -17,8 +17,8 @@ class Sparsemax(Projection):
 
     def planes(self, aux: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
         out = torch.empty_like(aux) if out is None else out
-        if fused.usable(aux, out):
-            fused.sparsemax(aux, beta, out)
+        if dispatch.usable(aux, out):
+            dispatch.run("simplex.sparsemax", aux, beta, out)
             return out
         z = torch.sub(aux, aux.amax(0), out=out).mul_(beta)
         # The threshold is the largest of (sum of the k largest - 1) / k over k: the right k attains it, the others
@@ -37,8 +37,8 @@ class Sparsemax(Projection):
         return u / beta  # it leaves points of the simplex alone
 
     def planes_vjp(self, u: Tensor, g: Tensor, beta: float, aux: Tensor) -> Tensor:
-        if fused.usable(u, g):
-            fused.sparsemax_vjp(u, g, beta)
+        if dispatch.usable(u, g):
+            dispatch.run("simplex.sparsemax_product", u, g, beta)
             return g
         support = u > 0
         g = g.masked_fill_(~support, 0)

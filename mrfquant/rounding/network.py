@@ -34,7 +34,7 @@ from mrfquant.rounding.walk import Walk
 SOLVERS: dict[str, type[LayerSolver]] = {
     solver.name: solver for solver in (RoundNearest, RoundGPTQ, RoundICM, RoundMeanField, RoundTree)
 }
-MOST_AT_ONCE = 2**22  # weights of a layer that are rounded at once: solvers take some twenty times their memory
+MOST_AT_ONCE = 2**21  # weights of a layer that are rounded at once: solvers take some twenty times their memory
 RANK_DAMPING = 0.1  # where there are fewer inputs than weights of a row
 Several = Annotated[int, Check(lambda v: v > 1, "a whole number above 1")]
 KNOWN_SOLVER = Check(

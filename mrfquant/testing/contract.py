@@ -46,7 +46,7 @@ class Quadratic(nn.Module):
         return torch.stack(parts).sum() / 2
 
 
-def seeded(seed: int) -> None:
+def seed_cpu(seed: int) -> None:
     """Seed the CPU's generator only: `torch.manual_seed` takes milliseconds for devices that are not used."""
     torch.default_generator.manual_seed(seed)
 
@@ -82,7 +82,7 @@ class Contract:
         self, levels: Sequence[float] | None, order: Sequence[str] = tuple(Quadratic.SHAPES), **labelling: Any
     ) -> Any:
         """Return a toy network and its labelling, the same at every call."""
-        seeded(0)
+        seed_cpu(0)
         model = Quadratic(levels or (-1, 1), order)
         return model, Labelling(model, None if levels is None else list(levels), **{**self.labelling, **labelling})
 

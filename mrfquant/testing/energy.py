@@ -13,7 +13,7 @@ from torch import Tensor
 from mrfquant.energies import Energy
 from mrfquant.families import Distribution, Independent
 from mrfquant.labelling import Labelling
-from mrfquant.testing.contract import Contract, seeded
+from mrfquant.testing.contract import Contract, seed_cpu
 
 Levels = Sequence[float]
 
@@ -93,7 +93,7 @@ class EnergyContract(Contract):
         """Along directions in which probabilities still sum to 1, by central differences."""
         for energy, p in self.at_work(levels):
             block, u, h = p.block, p.probabilities(), 1e-5
-            gradient = _whole(energy, p)
+            gradient = _label_gradient(energy, p)
             assert gradient.abs().max() > 0, "the gradient is zero everywhere"
             for _ in range(5):
                 planes = torch.randn(block.d, block.m, dtype=u.dtype)
@@ -109,10 +109,10 @@ class EnergyContract(Contract):
         for energy, p in self.at_work(levels):
             read = [p.block.w, p.block.g, p.probabilities()]
             before = [x.clone() for x in read]
-            first = _whole(energy, p)
+            first = _label_gradient(energy, p)
             energy.value(p)
             assert all(torch.equal(x, was) for x, was in zip(read, before, strict=True)), "w, g or u has changed"
-            assert torch.equal(_whole(energy, p), first), "the gradient is not the same the second time"
+            assert torch.equal(_label_gradient(energy, p), first), "the gradient is not the same the second time"
 
     def test_the_parts_of_a_gradient_have_their_shapes(self, levels: Levels) -> None:
         for energy, p in self.at_work(levels):
@@ -125,11 +125,11 @@ class EnergyContract(Contract):
     def test_families_may_write_to_the_gradient_on_the_weights(self, levels: Levels) -> None:
         """It may be `block.g`, which every step fills anew, and nothing else that the energy keeps."""
         for energy, p in self.at_work(levels):
-            expected, kept = _whole(energy, p), p.block.g.clone()
+            expected, kept = _label_gradient(energy, p), p.block.g.clone()
             if (g := energy.gradient(p).weights) is not None:
                 g.fill_(7.0)
                 p.block.g.copy_(kept)
-                assert torch.equal(_whole(energy, p), expected), (
+                assert torch.equal(_label_gradient(energy, p), expected), (
                     "Gradient.weights is a tensor that the energy keeps, which families overwrite: give a copy"
                 )
 
@@ -143,7 +143,7 @@ class EnergyContract(Contract):
             before, looks = {name: x.clone() for name, x in read.items()}, []
             for _ in range(3):
                 self.begin(energy, found)
-                looks.append(_look(energy, found))
+                looks.append(_value_and_gradient(energy, found))
                 for name, x in read.items():
                     assert torch.equal(x, before[name]), f"begin_step has changed {name}"
             if not energy.state_dict():
@@ -158,8 +158,8 @@ class EnergyContract(Contract):
             found = []
             for energy, labelling, seed in ((one, first, 2), (two, second, 3)):
                 self._steps(energy, labelling)
-                seeded(seed)
-                found.append(_look(energy, self.advance(energy, labelling)))
+                seed_cpu(seed)
+                found.append(_value_and_gradient(energy, self.advance(energy, labelling)))
             for block, (_, a), (_, b) in zip(first.blocks, *found, strict=True):
                 stale = (a == b).reshape(-1, block.m).all(0).double().mean()
                 assert stale < 0.5, (
@@ -174,8 +174,8 @@ class EnergyContract(Contract):
                 fresh.load_state_dict(_through_a_file(state))
             found = []
             for energy, labelling in ((whole, first), (fresh, second)):
-                seeded(2)
-                found.append(_look(energy, self.advance(energy, labelling)))
+                seed_cpu(2)
+                found.append(_value_and_gradient(energy, self.advance(energy, labelling)))
             for (value, gradient), (expected, expected_gradient) in zip(found[1], found[0], strict=True):
                 hint = "in the step after loading: what it remembers has to be in state_dict"
                 assert torch.equal(gradient, expected_gradient), f"the gradient is another {hint}"
@@ -183,20 +183,20 @@ class EnergyContract(Contract):
 
     def _steps(self, energy: Energy, labelling: Labelling) -> list[Distribution]:
         """Take some steps, looked at as solvers do, the same at every call; gives the last distributions."""
-        seeded(1)
+        seed_cpu(1)
         for _ in range(self.steps):
             found = self.advance(energy, labelling)
-            _look(energy, found)
+            _value_and_gradient(energy, found)
         return found
 
 
-def _whole(energy: Energy, p: Distribution) -> Tensor:
-    return energy.gradient(p).of_labels(p.block)
+def _label_gradient(energy: Energy, p: Distribution) -> Tensor:
+    return energy.gradient(p).on_labels(p.block)
 
 
-def _look(energy: Energy, distributions: Sequence[Distribution]) -> list[tuple[Tensor, Tensor]]:
+def _value_and_gradient(energy: Energy, distributions: Sequence[Distribution]) -> list[tuple[Tensor, Tensor]]:
     """Return value and gradient of every block."""
-    return [(torch.as_tensor(energy.value(p)), _whole(energy, p)) for p in distributions]
+    return [(torch.as_tensor(energy.value(p)), _label_gradient(energy, p)) for p in distributions]
 
 
 def _same(xs: list[tuple[Tensor, Tensor]], ys: list[tuple[Tensor, Tensor]]) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mrfquant.mrf import FactorGraph, FieldSolver, Result, Row, solve
 from mrfquant.testing import fields as random_fields
-from mrfquant.testing.contract import Contract, seeded
+from mrfquant.testing.contract import Contract, seed_cpu
 from mrfquant.testing.fields import Truth
 
 CONVERGED = 1e-6  # residual at which marginals have to be consistent
@@ -176,7 +176,7 @@ class FieldSolverContract(Contract):
         for answer in self.some():
             found = []
             for other in (1, 2):
-                seeded(other)
+                seed_cpu(other)
                 found.append(self.run(self.make(answer.graph, seed=5), iterations=10))
             one, two = found
             assert torch.equal(one.labels, two.labels), f"{answer.name}: other labels with the same seed"

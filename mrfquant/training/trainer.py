@@ -16,7 +16,7 @@ from mrfquant.config.settings import Count, Positive, configurable
 from mrfquant.data import Dataset
 from mrfquant.errors import BadSetting, Diverged
 from mrfquant.inference import Inference
-from mrfquant.inference.checks import LATE, check_solver
+from mrfquant.inference.checks import WARN_AFTER, check_solver
 from mrfquant.metric import is_number
 from mrfquant.objectives import CrossEntropy, Objective, outputs_of
 from mrfquant.packing.runs import packing_record
@@ -277,7 +277,7 @@ class Trainer:
 
     def _warn_of_a_gap(self, gap: float) -> None:
         """Warn, near the end, if rounding takes away what the relaxed network has learned."""
-        metric, late = self.objective.primary_metric, self.iteration >= LATE * self.iterations
+        metric, late = self.objective.primary_metric, self.iteration >= WARN_AFTER * self.iterations
         if late and metric.unit == "%" and gap > WARN_GAP and "gap" not in self.inference.warned:
             self.inference.warned.add("gap")
             warnings.warn(

@@ -73,7 +73,7 @@ def test_expected_energy_equals_enumeration_and_its_gradient_the_derivative(netw
     torch.testing.assert_close(energy.value(p), enumerated(leaf).detach(), rtol=1e-8, atol=1e-8)
     block.w.copy_(p.mean())  # the gradient is that of the present u
     (derivative,) = torch.autograd.grad(enumerated(leaf), leaf)
-    gradient = energy.gradient(p).of_labels(block)
+    gradient = energy.gradient(p).on_labels(block)
     torch.testing.assert_close(gradient - gradient.mean(0), derivative - derivative.mean(0), rtol=1e-8, atol=1e-8)
 
 

@@ -68,7 +68,7 @@ def test_costs_of_shares_are_the_derivative_by_autograd_and_the_value_is_in_bits
     truth = -m * (shares * shares.log2()).sum()
     (derivative,) = torch.autograd.grad(truth, leaf)
     energy = begun(CodeLength(), labelling, p)
-    gradient = energy.gradient(p).of_labels(block)
+    gradient = energy.gradient(p).on_labels(block)
     derivative = derivative - derivative.mean(0)
     torch.testing.assert_close(gradient - gradient.mean(0), derivative, rtol=1e-6, atol=1e-6)
     counted = (energy.gradient(p).costs[0] * 0.5).sum()  # the half weights' own bits

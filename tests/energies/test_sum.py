@@ -51,7 +51,7 @@ def test_value_and_gradient_are_the_weighted_sums():
     both = SumOf([FirstOrderTaylor(), Squares()], [2.0, 0.5])
     expected = 2 * (b.g @ (b.q @ u)) + 0.25 * (u * u).sum()
     torch.testing.assert_close(both.value(p), expected)
-    torch.testing.assert_close(both.gradient(p).of_labels(b), 2 * b.q[:, None] * b.g + 0.5 * u)
+    torch.testing.assert_close(both.gradient(p).on_labels(b), 2 * b.q[:, None] * b.g + 0.5 * u)
 
 
 def test_values_are_named_without_weights():
@@ -76,7 +76,7 @@ def test_weights_follow_the_iteration_and_the_budget():
     b, u = p.block, p.probabilities()
     for iteration, expected in ((0, 1.0 * 1.0), (5, 2.0 * 0.5), (10, 3.0 * 0.0)):
         both.begin_step(iteration, lambda: [p])
-        torch.testing.assert_close(both.gradient(p).of_labels(b), b.q[:, None] * b.g + expected * u)
+        torch.testing.assert_close(both.gradient(p).on_labels(b), b.q[:, None] * b.g + expected * u)
 
 
 def test_a_solver_tells_the_parts_what_it_knows():

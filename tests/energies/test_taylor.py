@@ -58,7 +58,7 @@ def test_gradient_is_the_derivative_of_the_loss(levels, scale):
     (truth,) = torch.autograd.grad(loss(b, u), u)
     gradient = FirstOrderTaylor().gradient(p)
     assert gradient.weights is b.g  # no copy, which a step would pay for
-    torch.testing.assert_close(gradient.of_labels(b), truth, rtol=0, atol=1e-13)
+    torch.testing.assert_close(gradient.on_labels(b), truth, rtol=0, atol=1e-13)
 
 
 @every_projection
@@ -73,7 +73,7 @@ def test_the_product_by_weights_is_the_generic_one(form, levels, scale, projecti
     family.write(x, beta)
     gradient = FirstOrderTaylor().gradient(family.distribution(x, beta))
     planes = x if family.numbers > 1 else family.line.planes(x)
-    truth = projection.planes_vjp(projection.planes(planes, beta), gradient.of_labels(b), beta, planes)
+    truth = projection.planes_vjp(projection.planes(planes, beta), gradient.on_labels(b), beta, planes)
     if family.numbers == 1:
         p = torch.stack([family.line.p, torch.ones(b.d, dtype=torch.float64)], 1)
         truth = torch.linalg.lstsq(p, truth).solution[0]

@@ -1,7 +1,6 @@
 """Chains agree with the enumeration of their paths, train, resume, and are packed as bits."""
 
 import copy
-import itertools
 import math
 
 import pytest
@@ -35,14 +34,10 @@ def family(levels, shape=(2, 3), layout=None, scale=None, form="line"):
 
 
 def paths(levels, length):
-    """All paths: (count, length)."""
-    found = []
-    for first, *rest in itertools.product(range(len(levels)), *[range(levels.branches)] * (length - 1)):
-        path = [first]
-        for bits in rest:
-            path.append((path[-1] << levels.bits | bits) % len(levels))
-        found.append(path)
-    return torch.tensor(found)
+    """All paths: (count, length). State t is the window of `memory` bits from bit t * bits of a stream on."""
+    streams = torch.arange(2 ** (levels.memory + levels.bits * (length - 1)))
+    shifts = torch.arange(levels.bits * (length - 1), -1, -levels.bits)
+    return streams[:, None] >> shifts & (len(levels) - 1)
 
 
 def enumerated(levels, x, beta):
@@ -120,16 +115,14 @@ class TestAgainstEnumeration:
 @pytest.mark.parametrize("beta", [0.5, 20.0, 1e3])
 @pytest.mark.parametrize(("bits", "memory"), [(1, 6), (2, 8), (4, 6)])
 def test_compiled_loops_are_torch_operations(bits, memory, beta):
-    run = chains._compiled()
-    if run is None:
-        pytest.skip("numba is not installed")
+    pytest.importorskip("numba")
     table, factor = mq.Trellis(bits, memory).table, chains._factor(beta)
     x, draws = draw(150).view(50, 3), torch.rand(50, 3, generator=torch.Generator().manual_seed(2))
     exact = chains.by_torch(x.double(), table.double(), bits, factor, True)
-    for given in (run.both(x, table, bits, factor, True), chains.by_torch(x, table, bits, factor, True)):
+    for given in (chains.by_loops(x, table, bits, factor, True), chains.by_torch(x, table, bits, factor, True)):
         torch.testing.assert_close(given[0], exact[0].float(), rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(given[1], exact[1].float(), rtol=0, atol=3e-4)
-    states = run.sampled(x, table, bits, factor, draws)
+    states = chains.sampled_by_loops(x, table, bits, factor, draws)
     assert torch.equal(states, chains.sampled_by_torch(x.double(), table.double(), bits, factor, draws.double()))
 
 

@@ -142,8 +142,8 @@ def test_what_is_pulled_back_moves_x_as_autograd_would(form, levels, parts, scal
     chosen = every if parts == "all" else {parts: every[parts]}
     leaf = x.clone().requires_grad_()
     u = torch.softmax(beta * (leaf if of.numbers > 1 else of.line.planes(leaf)), 0)
-    of_labels = mq.Gradient(**chosen).of_labels(b)
-    (truth,) = torch.autograd.grad((of_labels * u).sum(), leaf)
+    on_labels = mq.Gradient(**chosen).on_labels(b)
+    (truth,) = torch.autograd.grad((on_labels * u).sum(), leaf)
     if of.numbers == 1:
         truth = truth / of.line.square
     given = {name: part.clone() for name, part in chosen.items()}
@@ -154,7 +154,7 @@ def test_what_is_pulled_back_moves_x_as_autograd_would(form, levels, parts, scal
 @pytest.mark.parametrize("scale", [False, True])
 @pytest.mark.parametrize(("form", "levels"), CASES)
 def test_all_parts_of_a_gradient_together_are_one_with_respect_to_u(form, levels, scale):
-    """`pull_back` and `mean_gradient` of three parts are those of `of_labels`, also with a surrogate Jacobian."""
+    """`pull_back` and `mean_gradient` of three parts are those of `on_labels`, also with a surrogate Jacobian."""
     for projection in (Softmax("exact"), Softmax("reference"), Sparsemax(), Hardmax()):
         found = []
         for whole in (False, True):
@@ -164,7 +164,7 @@ def test_all_parts_of_a_gradient_together_are_one_with_respect_to_u(form, levels
             of.write(x, 0.8)
             for method, more in ((of.mean_gradient, ()), (of.pull_back, (0.8,))):
                 gradient = mq.Gradient(normal(30, seed=1), normal(2, b.d, seed=2), normal(b.d, 30, seed=3))
-                given = mq.Gradient(marginals=gradient.of_labels(b)) if whole else gradient
+                given = mq.Gradient(marginals=gradient.on_labels(b)) if whole else gradient
                 found.append(method(given, x, 0.8, *more))
         for one, other in zip(found[:2], found[2:], strict=True):
             assert one.numpy() == pytest.approx(other.numpy(), abs=1e-12)
@@ -174,8 +174,8 @@ def test_a_sum_of_gradients_is_the_sum_of_their_parts():
     b = block((-1, 0, 1), 30, True, sizes=(20, 10))
     one = mq.Gradient(normal(30), None, normal(3, 30, seed=1))
     two = mq.Gradient(normal(30, seed=2), normal(2, 3, seed=3))
-    expected = one.of_labels(b) + 0.5 * two.of_labels(b)
-    assert one.plus(two, 0.5).of_labels(b).numpy() == pytest.approx(expected.numpy(), abs=1e-12)
+    expected = one.on_labels(b) + 0.5 * two.on_labels(b)
+    assert one.plus(two, 0.5).on_labels(b).numpy() == pytest.approx(expected.numpy(), abs=1e-12)
     assert mq.Gradient().plus(one).weights is one.weights  # no copy, which a step would pay for
 
 

@@ -45,6 +45,7 @@ STEPS = {
     "PICM, 4 levels": (mq.ProximalICM, FOUR),
     "PICM, 4 levels on planes": (on_planes(mq.ProximalICM), FOUR),
     "MD, 4 levels": (mq.MirrorDescent, FOUR),
+    "MD, in wells": (functools.partial(mq.MirrorDescent, start="weights"), SCALED),
     "MF, 2 levels": (mq.MeanField, TWO),
     "MF, 4 levels on planes": (on_planes(mq.MeanField), FOUR),
     "BC": (mq.BinaryConnect, FOUR),

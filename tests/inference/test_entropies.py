@@ -76,8 +76,7 @@ def test_marginals_equal_enumeration(d, scale):
 
 @pytest.mark.parametrize("levels", [[-1, 1], [-0.5, 0.5], [0, 1]])
 @pytest.mark.parametrize(("scale", "strength"), [("none", 50.0), ("channel", 1000.0)])
-@pytest.mark.parametrize("depth", [None, 1])
-def test_compiled_and_plain_marginals_of_a_layer_agree(levels, scale, strength, depth):
+def test_compiled_and_plain_marginals_of_a_layer_agree(levels, scale, strength):
     torch.manual_seed(0)
     model, x = nn.Linear(40, 30), torch.randn(50, 40)
     labelling = Labelling(model, levels, scale=scale)
@@ -85,7 +84,7 @@ def test_compiled_and_plain_marginals_of_a_layer_agree(levels, scale, strength, 
     energy.attach(labelling)
     functional.cross_entropy(model(x), torch.arange(50) % 30).backward()
     (block,) = labelling.blocks
-    projection = TreeEntropy(strength, depth).projection(block, Softmax(), energy)
+    projection = TreeEntropy(strength).projection(block, Softmax(), energy)
     aux = torch.randn(block.m)
     planes = Softmax().planes(torch.stack([-aux, aux]), BETA)
     expected = projection.planes(torch.stack([-aux, aux]), BETA)

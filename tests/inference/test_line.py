@@ -61,7 +61,7 @@ def on_line(levels, beta=3.0):
     return block, line, x, a, torch.softmax(beta * (line.p[:, None] * a - line.spacing * line.p[:, None] ** 2 / 2), 0)
 
 
-def pulled(block, line, x, energy, jacobian, beta=3.0):
+def pull_back(block, line, x, energy, jacobian, beta=3.0):
     family = LineFamily(block, Softmax(jacobian), line.spacing)
     return family.pull_back(energy.gradient(family.distribution(x, beta)), x, beta, beta)
 
@@ -74,7 +74,7 @@ def test_the_exact_product_is_the_variance_of_the_weights(levels):
     variance = ((block.q[:, None] - mean) ** 2 * u).sum(0)
     slope = 3.0 * variance * (line.p[-1] / block.levels.half_gap)  # of w in a, p being in units of the levels
     block.g.fill_(1.0)
-    product = pulled(block, line, x, FirstOrderTaylor(), "exact")
+    product = pull_back(block, line, x, FirstOrderTaylor(), "exact")
     torch.testing.assert_close(product * line.square, slope.detach(), rtol=1e-9, atol=1e-12)
 
 
@@ -96,14 +96,14 @@ def test_the_product_of_an_energy_on_u_is_the_derivative_by_autograd(levels):
     energy = Bent([k**2 - 2.0 * k for k in range(len(levels))])
     block, line, x, a, u = on_line(levels)
     (truth,) = torch.autograd.grad(energy.value(Independent(block, u)), a, retain_graph=True)
-    product = pulled(block, line, x, energy, "exact")
+    product = pull_back(block, line, x, energy, "exact")
     torch.testing.assert_close(product * line.square, truth, rtol=1e-9, atol=1e-12)
     # An approximate product is the derivative with respect to t, times what it takes for the derivative of t.
     t = line.p / line.top @ u
     (of_t,) = torch.autograd.grad(t.sum(), a)
     slope = truth / of_t
     expected = Softmax("reference").mean_vjp(t.detach(), slope.clone(), 3.0, x, line)
-    product = pulled(block, line, x, energy, "reference")
+    product = pull_back(block, line, x, energy, "reference")
     torch.testing.assert_close(product, expected, rtol=1e-8, atol=1e-10)
 
 
@@ -188,4 +188,4 @@ def test_labels_are_kept_in_few_bits_and_come_back(d, m):
     labels = torch.randint(d, (m,), dtype=torch.uint8)
     packed = _packed(labels, d)
     assert torch.equal(_unpacked(packed, d, m), labels)
-    assert len(packed) == math.ceil(m / {2: 8, 3: 4, 4: 4, 5: 2, 16: 2}.get(d, 1))
+    assert packed.numel() == math.ceil(m / {2: 8, 3: 5, 4: 4, 5: 3, 16: 2}.get(d, 1))

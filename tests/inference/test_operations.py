@@ -139,7 +139,7 @@ def test_more_parameters_need_no_more_operations(solver, settings, calls, words)
     assert counted(solver, settings, network(20))[0].calls == counted(solver, settings, network(3))[0].calls
 
 
-@pytest.mark.skipif(dispatch._kernels() is None, reason="numba is not installed")
+@pytest.mark.skipif(dispatch.loops("simplex") is None, reason="numba is not installed")
 @pytest.mark.parametrize("settings", [TWO, FOUR], ids=["2 levels", "4 levels"])
 def test_a_step_in_one_pass_leaves_nothing_to_torch(settings):
     operations, _ = counted(ProximalMeanField, settings, network(2, width=128))
@@ -147,7 +147,7 @@ def test_a_step_in_one_pass_leaves_nothing_to_torch(settings):
     assert operations.allocated == 0
 
 
-@pytest.mark.skipif(dispatch._kernels() is None, reason="numba is not installed")
+@pytest.mark.skipif(dispatch.loops("simplex") is None, reason="numba is not installed")
 def test_the_fused_step_on_planes_leaves_torch_adam_and_clearing():
     operations, _ = counted(on_planes(ProximalMeanField), FOUR, network(2, width=128))
     assert operations.calls == {"_fused_adam_": 1, "_foreach_add_": 1, "zero_": 2}

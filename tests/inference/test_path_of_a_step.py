@@ -35,7 +35,7 @@ def path_of_a_step(solver, model):
     return called
 
 
-@pytest.mark.skipif(dispatch._kernels() is None, reason="numba is not installed")
+@pytest.mark.skipif(dispatch.loops("simplex") is None, reason="numba is not installed")
 def test_a_step_runs_through_few_functions():
     model = LeNet300((1, 28, 28), 10)
     adam = functools.partial(torch.optim.Adam, lr=1e-3, fused=True)

@@ -16,12 +16,12 @@ PAIR = Line(torch.tensor([-1.0, 1.0]), 0.0)
 M = 2**14 + 77  # not a whole number of tiles
 BETAS = [0.1, 1.0, 30.0, 1e4]
 
-pytestmark = pytest.mark.skipif(dispatch._kernels() is None, reason="numba is not installed")
+pytestmark = pytest.mark.skipif(dispatch.loops("simplex") is None, reason="numba is not installed")
 
 
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
 def _threads(request, monkeypatch):
-    monkeypatch.setattr("mrfquant.kernels.steps.THREAD_SHARE", 5000)
+    monkeypatch.setattr("mrfquant.kernels.dispatch.THREAD_SHARE", 5000)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield

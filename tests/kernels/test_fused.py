@@ -14,7 +14,7 @@ from mrfquant.kernels import dispatch
 from mrfquant.labelling import Labelling
 from mrfquant.schedules import Constant, Geometric
 
-pytestmark = pytest.mark.skipif(dispatch._kernels() is None, reason="numba is not installed")
+pytestmark = pytest.mark.skipif(dispatch.loops("simplex") is None, reason="numba is not installed")
 
 OPTIMIZERS = {
     "Adam": functools.partial(torch.optim.Adam, lr=0.01, fused=True),
@@ -105,10 +105,10 @@ def test_on_planes_costs_go_into_the_product(jacobian, levels, scale, monkeypatc
     compiled, plain, general = (solver(*how, energy=priors(), **settings) for _ in range(3))
 
     def by_labels(self, p):
-        return Gradient(marginals=gradient(self, p).of_labels(p.block))
+        return Gradient(marginals=gradient(self, p).on_labels(p.block))
 
     train(compiled, 3)
-    monkeypatch.setattr(dispatch, "SMALLEST_SIZE", 10**9)
+    monkeypatch.setattr(dispatch, "MIN_SIZE", 10**9)
     train(plain, 3)
     monkeypatch.setattr(SumOf, "gradient", by_labels)
     train(general, 3)

@@ -400,7 +400,7 @@ def test_the_gradient_of_a_scale_is_the_derivative_of_the_loss(scale):
         values = []
         for h in (1e-4, -1e-4):
             learned.log[i] += h
-            learned.after()
+            learned.apply()
             labelling.labelled.w.copy_(w * labelling.scale / before)
             values.append(loss().item())
             learned.log[i] -= h

@@ -66,7 +66,7 @@ def test_the_gradient_of_learned_groups_is_the_derivative_of_the_loss(model):
 
     def loss(theta):
         learned.log.copy_(theta)
-        learned.after()
+        learned.apply()
         w.copy_(u * labelling.scale)
         return model()
 
@@ -75,7 +75,7 @@ def test_the_gradient_of_learned_groups_is_the_derivative_of_the_loss(model):
             slope = (loss(theta + direction) - loss(theta - direction)) / 2e-6
             torch.testing.assert_close(found[i], slope, rtol=1e-6, atol=1e-7)
         loss(theta)
-    learned.read()
+    learned.reload()
     torch.testing.assert_close(learned.log, theta, rtol=0, atol=1e-15)
 
 
@@ -101,7 +101,7 @@ def test_learned_channels_of_transposed_weights_are_rows_too():
     labelling = Labelling(model, [-1, 1], scale="channel")
     learned = LearnedScales(labelling)
     learned.log.copy_(torch.arange(4).float())
-    learned.after()
+    learned.apply()
     expected = torch.arange(4).float().exp()[:, None].expand(4, 3)
     assert torch.equal(labelling.labelled.view("weight", labelling.scale), expected)
 

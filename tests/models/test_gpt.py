@@ -7,7 +7,7 @@ import torch
 
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.models import GPT
-from mrfquant.models.gpt import turned
+from mrfquant.models.gpt import rotate
 
 
 @pytest.fixture(params=["rotary", "learned"])
@@ -43,9 +43,9 @@ def test_a_cache_changes_nothing(model, cuts):
 def test_products_of_turned_vectors_depend_on_their_distance_only():
     torch.manual_seed(0)
     q, k = torch.randn(2, 1, 1, 1, 8)
-    products = [(turned(q, place + 3) * turned(k, place)).sum().item() for place in (0, 1, 50)]
+    products = [(rotate(q, place + 3) * rotate(k, place)).sum().item() for place in (0, 1, 50)]
     assert products == pytest.approx([products[0]] * 3, rel=1e-4)
-    assert turned(q, 5).norm().item() == pytest.approx(q.norm().item(), rel=1e-5)
+    assert rotate(q, 5).norm().item() == pytest.approx(q.norm().item(), rel=1e-5)
 
 
 def test_drawn_tokens_follow_the_network_beyond_the_context(model):

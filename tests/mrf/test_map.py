@@ -237,6 +237,14 @@ def test_time_limits_hold_for_large_tables(shape):
     assert result.energy < graph.energy(graph.argmax(graph.unary())).item() - 1
 
 
+def test_the_portfolio_seeks_no_proof_of_larger_fields_whose_gap_is_wide():
+    spins = FactorGraph([2] * 300, groups=[(torch.tensor([[0, 1]]), torch.eye(2)[..., None])])
+    for field, bound, hopeless in ((spins, -120.0, False), (spins, -140.0, True), (hard_field(200, 0), -140.0, False)):
+        solver = Portfolio(field)
+        solver.energy, solver._bound = -100.0, bound
+        assert solver._proof_is_hopeless() == hopeless
+
+
 def test_where_arrays_are_dear_a_junction_tree_comes_first(monkeypatch):
     monkeypatch.setattr(portfolio, "SECONDS_PER_ENTRY", 1e-3)
     random = torch.Generator().manual_seed(0)

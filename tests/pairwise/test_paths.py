@@ -30,7 +30,7 @@ def cost(levels, states, x, factor):
 
 def by_compiled(*arguments):
     pytest.importorskip("numba")
-    return paths._compiled()(*arguments)
+    return paths.by_loops(*arguments)
 
 
 @pytest.mark.parametrize("find", [by_compiled, paths.by_torch])

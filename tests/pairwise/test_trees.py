@@ -85,19 +85,6 @@ def test_compiled_marginals_keep_their_precision_when_labels_are_decided():
     assert torch.equal(found > 0, exact > 0)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_cut_trees_are_no_deeper_and_lose_no_other_edge(depth):
-    torch.manual_seed(depth)
-    tree = SpanningTree.strongest(torch.randn(40, 40))
-    part = tree.cut(depth)
-    assert len(tree.levels) > depth >= len(part.levels)
-    lost = set(tree.edges) - set(part.edges)
-    levels = {j: level for level, (below, _) in enumerate(tree.levels, 1) for j in below.tolist()}
-    assert set(part.edges) <= set(tree.edges)
-    assert lost == {(j, parent) for j, parent in tree.edges if levels[j] % (depth + 1) == 0}
-    assert tree.cut(depth) is part
-
-
 def test_without_couplings_marginals_are_softmax():
     logits = torch.randn(4, 6, 5, dtype=torch.float64)
     marginals, _ = SpanningTree(SHAPES["mixed"]).sum_product(logits, torch.ones(4, 1, 1), torch.zeros(6, 5))

@@ -1,8 +1,8 @@
-"""Tables of the guides as pictures: accuracy against bits, energy against time, ratios of steps and projections.
+"""The tables of the guides to rounding as a picture: accuracy against bits, energy against time.
 
-    python docs/examples/draw_tables.py FOLDER
+    python docs/examples/draw_rounding.py rounding.png
 
-Expected output: "rounding.png: 12 networks of 6 methods, 6 solvers; speed.png: 28 ratios"
+Expected output: "rounding.png: 12 networks of 6 methods, 6 solvers"
 """
 
 import re
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from matplotlib import rc_context
 
-from mrfquant.benchmarks.picture import write_picture
 from mrfquant.reports.curves import LIGHT
 from mrfquant.reports.figures import STYLE, png
 
@@ -57,54 +56,21 @@ def energies():
     return {re.sub(r" \(.*|,.*(?<!scales)$", "", name): (float(time), float(energy)) for name, time, energy in rows}
 
 
-def ratios():
-    """Return {title: {row: {column: ratio with quartiles}}}, as the benchmark draws its own."""
-    titles = {
-        "| float, ms": "Training step, against float",
-        "| PARQ, 1 bit": "",
-        "| mrfquant, ms": "Projections, against mrfquant",
-    }
-    found = {}
-    for head, title in titles.items():
-        heads, *rows = table("speed.md", head)
-        panel = found.setdefault(title or next(iter(found)), {})
-        for name, *cells in rows:
-            for column, cell in zip(heads[1:], cells, strict=True):
-                if ratio := re.fullmatch(r"([\d.]+)x(?: \(([\d.]+) \.\. ([\d.]+)\))?", cell):
-                    keys = ("ratio", "low", "high")
-                    read = {key: float(value) for key, value in zip(keys, ratio.groups(), strict=True) if value}
-                    panel.setdefault(name, {})[column] = read
-    return found
-
-
-def draw_rounding(path, networks, solvers):
-    """Draw accuracies against bits, and energies against time."""
+if __name__ == "__main__":
+    path, networks, solvers = Path(sys.argv[1]), accuracies(), energies()
     with rc_context(STYLE), png(path, 8.4, 3.4) as figure:
         left, right = figure.subplots(1, 2)
         for (method, points), mark, colour in zip(networks.items(), MARKS, LIGHT, strict=False):
             left.plot(*zip(*points, strict=True), mark, linestyle="-", linewidth=1, color=colour, label=method)
         left.axhline(FLOAT, color="0.4", linewidth=0.8, linestyle="--")
         left.annotate("float", (1, FLOAT), (0, 3), textcoords="offset points", fontsize=7, color="0.3")
-        left.set_xticks([1, 2, 3])
-        left.set_xlabel("bits a weight, with scales")
-        left.set_ylabel("test accuracy of ResNet-20, %")
+        left.set(xticks=[1, 2, 3], xlabel="bits a weight, with scales", ylabel="test accuracy of ResNet-20, %")
         left.legend(fontsize=7, loc="lower right")
         for number, (name, place) in enumerate(solvers.items()):
             right.plot(*place, "o", color=LIGHT[0])
-            above = {"xytext": (2, -6 if number % 2 else 6), "va": "top" if number % 2 else "bottom"}
-            name = name.replace("best order ", "best order\n")
-            right.annotate(name, place, textcoords="offset points", fontsize=7, color="0.3", **above)
-        right.set_xscale("log")
-        right.set_xlim(0.15, 120)
-        right.set_ylim(0.6, 2)
-        right.set_xlabel("time of a layer / gptq's")
-        right.set_ylabel("energy / gptq's")
-
-
-if __name__ == "__main__":
-    folder, networks, solvers, steps = Path(sys.argv[1]), accuracies(), energies(), ratios()
-    draw_rounding(folder / "rounding.png", networks, solvers)
-    write_picture(folder / "speed.png", steps)
-    count = sum(len(columns) for panel in steps.values() for columns in panel.values())
-    accurate = f"{sum(map(len, networks.values()))} networks of {len(networks)} methods"
-    print(f"rounding.png: {accurate}, {len(solvers)} solvers; speed.png: {count} ratios")
+            side = {"xytext": (2, -6), "va": "top"} if number % 2 else {"xytext": (2, 6), "va": "bottom"}
+            text = name.replace("order ", "order\n")
+            right.annotate(text, place, textcoords="offset points", fontsize=7, color="0.3", **side)
+        right.set(xscale="log", xlim=(0.15, 120), ylim=(0.6, 2))
+        right.set(xlabel="time of a layer / gptq's", ylabel="energy / gptq's")
+    print(f"{path}: {sum(map(len, networks.values()))} networks of {len(networks)} methods, {len(solvers)} solvers")
