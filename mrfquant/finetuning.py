@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,6 +173,8 @@ def _loss_of(model: nn.Module, loss: Loss | Objective) -> Loss:
 
 def _pair(batch: Any) -> tuple[Any, Any]:
     try:
+        if isinstance(batch, Mapping):  # two of its keys would do
+            raise TypeError
         inputs, targets = batch
     except (TypeError, ValueError):
         given = type(batch).__name__

@@ -110,4 +110,4 @@ def test_bad_input_is_told_in_a_sentence(trained):
     with pytest.raises(mq.BadInput, match="a DataLoader, which can begin again"):
         mq.finetune(started(trained), [-1, 1], iter(few), steps=5, lr=0.001, say=None)
     with pytest.raises(mq.BadInput, match=r"a batch is a dict, expected \(inputs, targets\)"):
-        mq.finetune(started(trained), [-1, 1], [{"x": 1}], steps=5, lr=0.001, say=None)
+        mq.finetune(started(trained), [-1, 1], [{"x": 1, "y": 2}], steps=5, lr=0.001, say=None)

@@ -108,6 +108,7 @@ def test_stopped_at_every_file_operation_a_run_ends_the_same(error, whole, tmp_p
     for at in range(whole[1]):
         disturbed(tmp_path / "run", at, error, whole)
         shutil.rmtree(tmp_path / "run")
+    print(f"a run: {whole[1]} times {error.__name__}")
 
 
 def flipped(data):
@@ -196,3 +197,5 @@ def test_killed_at_some_file_operations_a_rounding_ends_the_same(rounding, tmp_p
 def test_killed_at_every_file_operation_a_rounding_ends_the_same(rounding, tmp_path, capsys):
     for at in range(rounding[2]):
         killed_rounding(at, rounding, tmp_path / str(at), capsys)
+    with capsys.disabled():
+        print(f"a rounding: {rounding[2]} kills")

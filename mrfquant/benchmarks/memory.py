@@ -22,11 +22,11 @@ from mrfquant.labelling import Labelling
 
 WIDTH, LAYERS, BATCH, STEPS = 2048, 12, 64, 3
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-SIDES = ("2", "3")  # numbers of levels
+SIDES = ("2", "3", "3 bfloat16")  # numbers of levels, and the type of the network if it is not float32
 
 
 def measure_memory(options: Options) -> Iterator[tuple[str, Row]]:
-    """Measure what PMF keeps (in units of float's), its peaks (in units of what it keeps), and building (in steps)."""
+    """Measure what PMF keeps (in float32's), its peaks (in what it keeps), and building (in steps)."""
     if not CLEAR.exists():
         raise BadInput("bench memory reads the peak of a process from /proc, which this system does not have")
     kept = _measure_in_process("float")["kept"]
@@ -47,7 +47,9 @@ def measure_side(side: str, layers: int) -> dict[str, float]:
     small = nn.Linear(256, 256, bias=False)
     _step(small, _solver(small, side), torch.randn(BATCH, 256))  # what is loaded and compiled once
     inputs, before = torch.randn(BATCH, WIDTH), _megabytes("VmRSS")
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
+    dtype = torch.bfloat16 if side.endswith("bfloat16") else torch.float32
+    model, inputs = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))), inputs.to(dtype)
+    model.to(dtype)
     CLEAR.write_text("5")  # the peak is that from here on
     start = time.process_time()
     solver = _solver(model, side)
@@ -69,7 +71,7 @@ def _solver(model: nn.Module, side: str) -> Any:
 
     if side == "float":
         return adam(model.parameters())
-    labelling = Labelling(model, LEVELS[int(side)], which="weights", scale="channel")
+    labelling = Labelling(model, LEVELS[int(side.split()[0])], which="weights", scale="channel")
     return ProximalMeanField(labelling, adam, start="weights")
 
 

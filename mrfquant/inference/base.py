@@ -105,7 +105,8 @@ class Inference(Answers, SolverOptimizer):
     def _first(self, block: Block, start: Start) -> Tensor:
         """Start a whole block, since that may depend on all of a layer, and keep this process's shard."""
         if start == "random":
-            return self.processes.own(block, self.start(block, lambda: self.processes.drawn(block)))
+            x = self.start(block, lambda: self.processes.drawn(block))
+            return self.processes.own(block, x.clone() if x.data_ptr() == block.w.data_ptr() else x)
         w = block.unscaled_weights()
         return self.processes.own(block, self.start_at(block, w.clone() if w is block.w else w))
 

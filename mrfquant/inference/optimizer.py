@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -255,7 +256,11 @@ def _built(recipe: OptimizerRecipe, tensors: list[Any]) -> torch.optim.Optimizer
     except (ValueError, TypeError, RuntimeError, LookupError) as error:
         message = str(error).split("\n")[0]
         raise BadInput(f"the optimizer {name} cannot be built: {message}", binding=name) from None
-    return built("Experiment.optimizer", made, torch.optim.Optimizer, "an optimizer, as @Adam")
+    found = built("Experiment.optimizer", made, torch.optim.Optimizer, "an optimizer, as @Adam")
+    closure = inspect.signature(type(found).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise BadInput(f"the optimizer {name} needs a closure in its steps, which no solver has: take another")
+    return found
 
 
 def _as_groups(views: list[OptimizerView], groups: OptimizerGroups) -> list[Any]:

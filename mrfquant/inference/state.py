@@ -19,6 +19,7 @@ def solution(solver: Solver) -> dict[str, Any]:
     """
     labelling = solver.labelling
     return {
+        "kind": _kind(solver),
         "iteration": solver.iteration,
         "budget": solver.budget,
         "variables": solver.processes.joined(solver.variables),
@@ -36,11 +37,14 @@ def solution(solver: Solver) -> dict[str, Any]:
 def load_solution(solver: Solver, saved: dict[str, Any]) -> None:
     """Stand where a solver of the same kind on the same labelling stood."""
     labelling, own = solver.labelling, solver.processes.own
+    if "variables" not in saved:
+        raise BadInput("the saved state is no solver's, but perhaps that of an optimizer: label the network anew")
     whole = [(*x.shape[:-1], b.m) for b, x in zip(labelling.blocks, solver.variables, strict=True)]
     given = [tuple(x.shape) for x in (*saved["variables"], saved["w"], saved["free"])]
     fits = [*whole, (len(labelling),), (len(labelling.free),)] == given
     fits = fits and _shape(labelling.scale_of_runs) == _shape(saved["scale"])
     fits = fits and labelling.flat_permutation == saved["order"] and saved["levels"] == _levels(solver)
+    fits = fits and saved.get("kind", _kind(solver)) == _kind(solver)
     if not fits:
         raise BadInput(
             "the saved state does not fit: it is of another network, other levels or groups, or another kind of solver"
@@ -63,6 +67,11 @@ def load_solution(solver: Solver, saved: dict[str, Any]) -> None:
         solver.restore(block, x)
     labelling.publish()
     labelling.mark_clean()
+
+
+def _kind(solver: Solver) -> list[str]:
+    """Return what decides what the variables mean, beside their shape."""
+    return [type(solver).__name__, getattr(solver, "form", "")]
 
 
 def _shape(scale: torch.Tensor | None) -> torch.Size | None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mrfquant.compute import Team
 from mrfquant.errors import BadInput
+from mrfquant.labelling.matrices import PLAIN, Matrix
 from mrfquant.labelling.shards import Shards
 
 
@@ -25,7 +26,7 @@ class FlatParameters:
 
     Args:
         parameters: by name. team: the processes that share the vectors, if they do. adopts_writes: whether values that
-            others write to the parameters are taken over.
+            others write to the parameters are taken over. matrices: how those are matrices that are not as nn.Linear's.
 
     Attributes:
         w: (m,) values. g: (m,) gradient, accumulated by backward.
@@ -36,7 +37,11 @@ class FlatParameters:
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], team: Team | None = None, adopts_writes: bool = False
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        team: Team | None = None,
+        adopts_writes: bool = False,
+        matrices: Mapping[str, Matrix] | None = None,
     ) -> None:
         kinds = {(p.dtype, p.device) for p in parameters.values()}
         if len(kinds) > 1:
@@ -59,10 +64,11 @@ class FlatParameters:
         self._seen_g = torch.zeros_like(self._seen_w) if half else self.g
         self.spans: dict[str, tuple[int, int]] = {}
         self._parameters = dict(parameters)
+        self._matrices = matrices or {}
         start = 0
         for name, p in parameters.items():
             self.spans[name] = (start, start + p.numel())
-            value = self._seen_w.as_strided(p.shape, _strides(p), start)
+            value = self._seen_w.as_strided(p.shape, _strides(p, self.matrix(name)), start)
             value.copy_(p.detach())
             p.data = value
             start += p.numel()
@@ -151,6 +157,10 @@ class FlatParameters:
         """Return the parameter of that name."""
         return self._parameters[name]
 
+    def matrix(self, name: str) -> Matrix:
+        """Return how a parameter is a matrix; in the vectors its rows follow each other."""
+        return self._matrices.get(name, PLAIN)
+
     def span_of(self, names: Iterable[str]) -> tuple[int, int]:
         """Return the common span of parameters that follow each other."""
         spans = [self.spans[name] for name in names]
@@ -176,8 +186,9 @@ class FlatParameters:
 
     def release(self) -> None:
         """Give the parameters memory of their own, with the values that they have now, and no gradient."""
-        for p in self._parameters.values():
-            p.data, p.grad = p.data.clone(memory_format=torch.preserve_format), None
+        for name, p in self._parameters.items():
+            own = torch.contiguous_format if self.matrix(name).turned else torch.preserve_format
+            p.data, p.grad = p.data.clone(memory_format=own), None
 
     def check_same_parameters(self, present: Mapping[str, nn.Parameter]) -> None:
         """Raise BadInput unless the network's present parameters are those given at first."""
@@ -203,8 +214,10 @@ def part_of(vector: Tensor, like: Tensor, start: int) -> Tensor:
     return vector.as_strided(like.shape, like.stride(), vector.storage_offset() + start)
 
 
-def _strides(p: Tensor) -> tuple[int, ...]:
+def _strides(p: Tensor, matrix: Matrix) -> tuple[int, ...]:
     """Return the strides that p takes in a vector: its own (channels_last stays so), if rows follow each other."""
+    if matrix.turned:
+        return matrix.back(torch.empty(matrix.rows(p.shape), device="meta"), p.shape).stride()
     strides = torch.empty_like(p).stride()
     in_rows = p.dim() < 2 or strides[0] * len(p) == p.numel()
     return strides if in_rows else torch.empty(p.shape, device="meta").stride()

@@ -17,6 +17,7 @@ from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling.block import Block
 from mrfquant.labelling.flat import FlatParameters
 from mrfquant.labelling.levels import LevelSet
+from mrfquant.labelling.matrices import other_matrices, save_in_order
 from mrfquant.labelling.scales import Scales
 from mrfquant.labelling.selection import PRESETS, PRODUCTS, coverage, warn_of_unknown_layers
 from mrfquant.labelling.trellis import Trellis, levels_for_the_short
@@ -38,8 +39,8 @@ class Labelling:
         levels: the levels of every labelled parameter, or a mapping from name patterns (as in a shell: '*' and '?') to
             levels, of which the first that matches counts; None labels nothing.
         which: what is labelled: 'everything', as in the paper; 'weights', those of linear, convolutional, attention and
-            recurrent layers; 'inner weights', these without the first and the last layer's; or a function from the
-            network to the names, such as `weights_of(nn.Linear)`. Patterns choose among these.
+            recurrent layers and of experts; 'inner weights', these without the first and the last layer's; or a
+            function from the network to the names, such as `weights_of(nn.Linear)`. Patterns choose among these.
         exclude: patterns of names that stay free in any case.
         scale: 'none' uses the levels as they are; a number multiplies them; 'layer', 'channel' and 'group' multiply the
             levels of each tensor, of each slice along its first dimension (a layer's output channel), or of each run
@@ -84,7 +85,8 @@ class Labelling:
             aliases.setdefault(id(p), []).append(name)
         sets = _sets_by_name({name: aliases[id(p)] for name, p in self._trainable.items()}, levels, exclude)
         selected_sets = {name: found for name, found in sets.items() if id(self._trainable[name]) in chosen}
-        self._sets = levels_for_the_short(selected_sets, self._trainable)
+        self._matrices = other_matrices(model)
+        self._sets = levels_for_the_short(selected_sets, self._trainable, self._matrices)
         if levels is not None and not self._sets:
             raise BadInput(
                 "which and exclude leave no parameter to label: leave something in, or unfreeze the layers you mean",
@@ -105,14 +107,18 @@ class Labelling:
             group_of: the number of each trainable parameter's group; all are in one by default.
             shard: let processes that train together share the variables.
         """
-        trainable, sets, team = self._trainable, self._sets, present_team()
+        model, trainable, sets, team = self.model, self._trainable, self._sets, present_team()
         self.group_of = dict.fromkeys(trainable, 0) if group_of is None else dict(group_of)
         self.sharded = shard and team.world_size > 1
         rank = {level_set: place for place, level_set in enumerate(dict.fromkeys(sets.values()))}
         labelled = sorted(sets, key=lambda n: (rank[sets[n]], self.group_of[n]))  # stable: one group changes nothing
         free = sorted((n for n in trainable if n not in sets), key=self.group_of.__getitem__)
-        self.labelled = FlatParameters({n: trainable[n] for n in labelled}, team if self.sharded else None)
-        self.free = FlatParameters({n: trainable[n] for n in free}, team if self.sharded else None, adopts_writes=True)
+        shared = team if self.sharded else None
+        self.labelled = FlatParameters({n: trainable[n] for n in labelled}, shared, matrices=self._matrices)
+        self.free = FlatParameters({n: trainable[n] for n in free}, shared, adopts_writes=True)
+        for name in labelled:
+            if self.labelled.matrix(name).turned:
+                save_in_order(model.get_submodule(name.rpartition(".")[0]))
         self.scales = self._new_scales()
         self.blocks: list[Block] = []
         for (level_set, group), names in groupby(labelled, lambda n: (sets[n], self.group_of[n])):
@@ -152,6 +158,10 @@ class Labelling:
             return None
         values, span = self.scales.weights.values if scale_of_runs is None else scale_of_runs, self.labelled.spans[name]
         return self.scales.runs(*span).spread(values[self.scales.span(*span)], self.labelled.parameter(name).shape)
+
+    def run_of(self, name: str) -> int | None:
+        """Return how many neighbouring weights of a labelled parameter have a scale in common; None without scales."""
+        return None if self.scales is None else self.scales.runs(*self.labelled.spans[name]).size
 
     def fit_scales(self, reach: float = 1.0) -> None:
         """Fit the scales to the present weights, and multiply them by `reach`; a scale that was given is kept."""
@@ -335,7 +345,7 @@ class Labelling:
             best, least = torch.ones_like(largest), torch.full_like(largest, torch.inf)
             for magnitude in sorted({abs(v) for v in self._sets[name].values if v}, reverse=True):
                 trial = torch.where(largest > 0, largest / magnitude, 1.0)
-                values = w / runs.spread(trial, (runs.rows, runs.columns)).flatten()
+                values = w / runs.each(trial).flatten()
                 error = runs.largest((values - q[torch.bucketize(values, middles)]).abs())
                 best, least = torch.where(error < least, trial, best), torch.minimum(error, least)
             if not (least < LEVEL_TOLERANCE).all():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,6 +14,7 @@ from torch.nn import functional
 from mrfquant.errors import BadInput
 from mrfquant.kernels import dispatch
 from mrfquant.labelling.flat import FlatParameters
+from mrfquant.labelling.matrices import PLAIN, Matrix
 
 Sharing = Literal["layer", "channel", "group"]
 FIT_SHARE = 2**16  # values that a thread fits scales to at least
@@ -65,23 +66,30 @@ class RunScales:
         """Fit the scales to values x (m,), in place: least squares with the labels nearest to x at the present ones.
 
         A sweep is one step of ICM over labels and scales. A run whose values are all nearest to the level 0 begins
-        again at its largest magnitude, and a run of zeros keeps its scale.
+        again at its largest magnitude, and a run of zeros keeps its scale. Sweeps end where none would change anything.
         """
+        self._fit_once(x, levels, midpoints)
+        for _ in range(sweeps - 1):
+            before = self.values.clone()
+            self._fit_once(x, levels, midpoints)
+            if x.device.type == "cpu" and torch.equal(before, self.values):  # elsewhere it would wait
+                return
+
+    def _fit_once(self, x: Tensor, levels: Tensor, midpoints: Tensor) -> None:
         first, last = self.runs
-        for _ in range(sweeps):
-            if dispatch.usable(x, self.values, levels, midpoints, smallest=0):
-                runs = self.values[first:last], self.ends[first:last]
-                smallest = max(1, (last - first) * FIT_SHARE // len(x))
-                given = (*runs, self.start, levels, midpoints)
-                dispatch.run("runs.fit_runs", x, *given, size=last - first, smallest=smallest)
-                continue
-            lengths = self.ends[first:last].diff(prepend=self.ends.new_full((1,), self.start))
-            q = levels[torch.bucketize(self.divide(x.clone()), midpoints)]
-            # unsafe: its checks would wait for the device.
-            reduced = functools.partial(torch.segment_reduce, lengths=lengths, unsafe=True)
-            product, square, largest = reduced(x * q, "sum"), reduced(q * q, "sum"), reduced(x.abs(), "max")
-            begun = torch.where(largest > 0, largest, self.values[first:last])
-            self.values[first:last] = torch.where(product > 0, product / square, begun)
+        if dispatch.usable(x, self.values, levels, midpoints, smallest=0):
+            runs = self.values[first:last], self.ends[first:last]
+            smallest = max(1, (last - first) * FIT_SHARE // len(x))
+            given = (*runs, self.start, levels, midpoints)
+            dispatch.run("runs.fit_runs", x, *given, size=last - first, smallest=smallest)
+            return
+        lengths = self.ends[first:last].diff(prepend=self.ends.new_full((1,), self.start))
+        q = levels[torch.bucketize(self.divide(x.clone()), midpoints)]
+        # unsafe: its checks would wait for the device.
+        reduced = functools.partial(torch.segment_reduce, lengths=lengths, unsafe=True)
+        product, square, largest = reduced(x * q, "sum"), reduced(q * q, "sum"), reduced(x.abs(), "max")
+        begun = torch.where(largest > 0, largest, self.values[first:last])
+        self.values[first:last] = torch.where(product > 0, product / square, begun)
 
     def least_squares(self, x: Tensor, q: Tensor, factor: float = 1.0) -> None:
         """Set scales to `factor` times those that bring levels q (m,) closest to x (m,); where q is 0 they stay."""
@@ -106,9 +114,9 @@ class RunScales:
 class Scales:
     """A scale for each run of weights of the labelled parameters, in their order.
 
-    A run is a whole parameter ('layer'), its slice along the first dimension ('channel'), or up to `group_size`
-    neighbouring weights of such a slice ('group'); a parameter of one dimension is one run. Where the scale is a given
-    number (None), parameters are runs.
+    A run is a whole parameter ('layer'), one of its rows, see `Matrix` ('channel'), or up to `group_size` neighbouring
+    weights of a row ('group'); a parameter of one dimension is one run. Where the scale is a given number (None),
+    parameters are runs.
 
     Attributes:
         weights: the scales of all labelled weights; `weights.values` are those of the runs (c,).
@@ -124,12 +132,13 @@ class Scales:
         self._places: dict[tuple[int, int], slice] = {}
         count = 0
         for (name, (first, last)), p in zip(labelled.spans.items(), labelled.parameters, strict=True):
-            if self.group_size is not None and not p.is_contiguous():
+            matrix = labelled.matrix(name)
+            if self.group_size is not None and not matrix.in_rows(p).is_contiguous():
                 raise BadInput(
                     f"Labelling.scale = 'group' needs the rows of {name} one after another in memory, and it is in "
                     "channels_last: set Experiment.channels_last = False, or make it contiguous"
                 )
-            runs = _runs_of(p, sharing, self.group_size)
+            runs = _runs_of(p, sharing, self.group_size, matrix)
             self._runs.append((first, last, runs))
             self._places[first, last] = slice(count, count + runs.count)
             count += runs.count
@@ -173,6 +182,7 @@ class Runs:
     rows: int
     columns: int
     size: int
+    matrix: Matrix = PLAIN
 
     @property
     def in_row(self) -> int:
@@ -193,7 +203,7 @@ class Runs:
 
     def firsts(self, x: Tensor) -> Tensor:
         """Return the first value of every run, of values in the parameter's shape: (count,)."""
-        return x.reshape(self.rows, self.columns)[:, :: self.size].flatten()
+        return self.matrix.in_rows(x).reshape(self.rows, self.columns)[:, :: self.size].flatten()
 
     def means(self, x: Tensor) -> Tensor:
         """Return the mean over every run of values (rows x columns,): (count,)."""
@@ -208,15 +218,21 @@ class Runs:
         rows = functional.pad(x.view(self.rows, self.columns), (0, self.in_row * self.size - self.columns))
         return rows.view(self.rows, self.in_row, self.size).amax(2).flatten()
 
-    def spread(self, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return the value of every run (count,) at each of its weights, in the parameter's shape."""
+    def each(self, values: Tensor) -> Tensor:
+        """Return the value of every run (count,) at each of its weights: (rows, columns)."""
         if self.in_row == 1:  # without new memory
-            return values.view(self.rows, *[1] * (len(shape) - 1)).expand(shape)
-        runs = values.view(self.rows, self.in_row, 1).expand(-1, -1, self.size)
-        return runs.flatten(1)[:, : self.columns].reshape(shape)
+            return values.view(self.rows, 1).expand(self.rows, self.columns)
+        return values.view(self.rows, self.in_row, 1).expand(-1, -1, self.size).flatten(1)[:, : self.columns]
+
+    def spread(self, values: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return the same in the parameter's shape."""
+        return self.matrix.back(self.each(values).reshape(self.matrix.rows(shape)), shape)
 
 
-def _runs_of(p: Tensor, sharing: Sharing | None, group_size: int | None) -> Runs:
-    rows = len(p) if sharing in ("channel", "group") and p.dim() > 1 else 1
+def _runs_of(p: Tensor, sharing: Sharing | None, group_size: int | None, matrix: Matrix) -> Runs:
+    rows = 1
+    if sharing in ("channel", "group") and p.dim() > 1:
+        rows = matrix.rows(p.shape)[0]
     columns = p.numel() // max(1, rows)
-    return Runs(rows, columns, max(1, columns if group_size is None or p.dim() < 2 else min(group_size, columns)))
+    size = max(1, columns if group_size is None or p.dim() < 2 else min(group_size, columns))
+    return Runs(rows, columns, size, matrix)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+
+from mrfquant.labelling.matrices import other_linear
 
 TIED, MATRICES = "tied to", "matrices of"
 PARAMETRIZED = "what parametrized weights are computed from"
@@ -32,6 +34,7 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 def weights_of(*types: type[nn.Module]) -> Selection:
     """Select the weights, not the biases, of every layer of these types: `weights_of(nn.Linear, nn.Conv2d)`.
 
+    With nn.Linear go the linear layers of transformers that are none: `Conv1D` of GPT-2, experts of Mixtral and others.
     A weight that a layer of another type has, too, as a tied embedding, is left out, as are weights that a layer is
     computed from (weight norm) and those of adapters (LoRA).
     """
@@ -75,7 +78,9 @@ def _reason(module: nn.Module, own: str, p: Tensor, types: tuple[type[nn.Module]
         return PARAMETRIZED  # weight_g and weight_v of the old weight norm
     if isinstance(module, NORMS):
         return "norms"
-    if p.dim() < 2 or own.startswith("bias"):  # attention's have three
+    if nn.Linear in types and other_linear(module, own) is not None:
+        return ""
+    if p.dim() < 2 or own.startswith("bias") or own.endswith("_bias"):  # attention's have three, experts' two
         return "biases and other vectors"
     if isinstance(module, EMBEDDINGS) and not isinstance(module, types):
         return "embeddings"
@@ -93,11 +98,17 @@ def coverage(
         types: of layers whose weights could be.
         frozen: parameters that are not on levels because they are frozen.
     """
-    reasons, sizes = left_out(model, types), {name: p.numel() for name, p in model.named_parameters()}
+    reasons = {name: "frozen" if name in frozen else why for name, why in left_out(model, types).items()}
+    return covered({name: (p.numel(), reasons[name]) for name, p in model.named_parameters()}, on_levels)
+
+
+def covered(parameters: Mapping[str, tuple[int, str]], on_levels: Collection[str]) -> list[str]:
+    """Say the same of parameters whose sizes are given, and why they might not be on levels."""
+    sizes = {name: size for name, (size, _) in parameters.items()}
     left: Counter[str] = Counter()
     for name, size in sizes.items():
         if name not in on_levels:
-            left["frozen" if name in frozen else reasons[name] or "left out by choice"] += size
+            left[parameters[name][1] or "left out by choice"] += size
     total, count = sum(sizes.values()), sum(size for name, size in sizes.items() if name in on_levels)
     lines = [f"{count:,} of {total:,} parameters are on levels, {count / max(1, total):.1%}"]
     return lines + [f"{size:,} are not, {size / total:.1%}: {reason}" for reason, size in left.most_common()]

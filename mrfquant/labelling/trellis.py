@@ -24,6 +24,7 @@ from torch import Tensor
 from mrfquant.config.settings import configurable
 from mrfquant.errors import BadInput, BadSetting
 from mrfquant.labelling.levels import Bits, LevelSet, uniform
+from mrfquant.labelling.matrices import Matrix
 
 MAX_MEMORY = 16
 SMALLEST_CHAIN = 64  # weights of a parameter below which a chain is not worth its start
@@ -101,13 +102,19 @@ class Trellis(LevelSet):
         return states
 
 
-def levels_for_the_short(sets: Mapping[str, LevelSet], parameters: Mapping[str, Tensor]) -> dict[str, LevelSet]:
-    """Return even levels in the place of a trellis for parameters that are too short for chains, and warn of these."""
-    short = [n for n, of in sets.items() if isinstance(of, Trellis) and not _is_long(parameters[n])]
+def levels_for_the_short(
+    sets: Mapping[str, LevelSet], parameters: Mapping[str, Tensor], others: Mapping[str, Matrix]
+) -> dict[str, LevelSet]:
+    """Return even levels in the place of a trellis for parameters that do not suit chains, and warn of these.
+
+    Those are too short, or matrices in another way than nn.Linear's, as `others` says.
+    """
+    chained = [n for n, of in sets.items() if isinstance(of, Trellis)]
+    short = [n for n in chained if n in others or not _is_long(parameters[n])]
     if short:
         warnings.warn(
             f"{', '.join(short)} {'has' if len(short) == 1 else 'have'} even levels in the place of a trellis, which "
-            f"needs matrices of at least {SMALLEST_CHAIN} weights",
+            f"needs matrices (outputs, inputs) of at least {SMALLEST_CHAIN} weights",
             stacklevel=3,
         )
     return {**sets, **{name: uniform(sets[name].bits) for name in short}}

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from mrfquant.errors import BadInput
 from mrfquant.packing.bits import MOST, MOST_FACTOR, MOST_ROOM, inflated, packed_size
 from mrfquant.packing.chains import COLUMNS, PackedChains, parsed_chains
-from mrfquant.packing.parameter import PackedParameter
+from mrfquant.packing.parameter import MATRICES, PackedParameter
 from mrfquant.storage.files import atomic
 from mrfquant.text import printable
 
@@ -46,6 +46,7 @@ class PackedNetwork:
         parameters: those on levels.
         floats: everything else of the state dict.
         origin: method, data set, accuracy and so on, for people.
+        coverage: how many parameters are on levels, and of what kind the others are, a line each; not in files.
     """
 
     name: str
@@ -54,6 +55,7 @@ class PackedNetwork:
     parameters: dict[str, Packed]
     floats: dict[str, Tensor]
     origin: dict[str, Any] = field(default_factory=dict)
+    coverage: list[str] = field(default_factory=list, compare=False)
 
     @property
     def title(self) -> str:
@@ -195,6 +197,10 @@ def _parsed_levels(
     parts: dict[str, Tensor | None],
 ) -> PackedParameter:
     """Return a parameter on levels; `data` gives so many bytes of labels."""
+    encoding, mark, after = str(encoding).partition("+")
+    matrix = MATRICES.get(mark + after)
+    if matrix is None or (after and len(shape) < 2 + matrix.stacked):
+        raise BadInput(f"{name} of the shape {tuple(shape)} cannot have the encoding {encoding + mark + after[:40]!r}")
     numbers = [float(level) for level in levels]
     if not 2 <= len(numbers) <= MOST or not all(map(math.isfinite, numbers)) or numbers != sorted(set(numbers)):
         raise BadInput(f"{name} has levels that are not finite, different and increasing")
@@ -214,7 +220,7 @@ def _parsed_levels(
     if largest > torch.finfo(torch.float32).max:
         raise BadInput(f"{name} has levels, scales or zero points beyond what a float32 can hold")
     labels = data(packed_size(math.prod(shape), len(numbers), encoding))
-    return PackedParameter(labels, tuple(shape), tuple(numbers), encoding, scale, size, zero)
+    return PackedParameter(labels, tuple(shape), tuple(numbers), encoding, scale, size, zero, matrix)
 
 
 def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from mrfquant.labelling.matrices import PLAIN
 from mrfquant.packing.bits import Encoding
 from mrfquant.packing.parameter import PackedParameter
 from mrfquant.packing.unpack_nodes import append_unpacked
@@ -47,9 +48,10 @@ class IntegerWeight:
 
     @classmethod
     def of(cls, parameter: PackedParameter) -> IntegerWeight | None:
-        """None where levels are no multiples of a step, scales differ within a row, or there are zero points."""
+        """None where levels are no multiples of a step, scales differ within a row, or there is more than scales."""
         found = integer_levels(parameter.levels)
-        if found is None or parameter.group_size is not None or parameter.zero is not None or len(parameter.shape) < 2:
+        plain = parameter.group_size is None and parameter.zero is None and parameter.matrix == PLAIN
+        if found is None or not plain or len(parameter.shape) < 2:
             return None
         levels, step = found
         scale = np.ones(1, np.float32) if parameter.scale is None else parameter.scale.cpu().numpy()
@@ -100,7 +102,7 @@ class Codes:
     def of(cls, parameter: PackedParameter) -> Codes | None:
         """None where levels or sizes do not fit."""
         found = integer_levels(parameter.levels, largest=8)
-        if found is None or len(parameter.shape) != 2 or parameter.zero is not None:
+        if found is None or len(parameter.shape) != 2 or parameter.zero is not None or parameter.matrix != PLAIN:
             return None
         levels, step = found
         inputs, run = parameter.shape[1], parameter.group_size

@@ -36,8 +36,9 @@ class PackedWeight(nn.Module):
 
     def __init__(self, weight: PackedParameter, word: int | None = None) -> None:
         super().__init__()
-        labels = weight.labels().flatten(1)
-        self.shape, self.columns, self.group_size = weight.shape, labels.shape[1], weight.group_size
+        labels = weight.matrix.in_rows(weight.labels()).flatten(1)
+        self.shape, self.columns, self.group_size = weight.rows, labels.shape[1], weight.group_size
+        self.whole, self.matrix = weight.shape, weight.matrix
         self.register_buffer("packed", kernel.pack_rows(labels, len(weight.levels), word))
         self.register_buffer("levels", torch.tensor(weight.levels, dtype=torch.float32))
         self.register_buffer("scale", None if weight.scale is None else weight.scale.detach().clone())
@@ -54,7 +55,7 @@ class PackedWeight(nn.Module):
 
     def forward(self, nothing: Tensor) -> Tensor:
         """Return the float weights; what the module keeps in their place is empty."""
-        return self.rows(0, self.shape[0])
+        return self.matrix.back(self.rows(0, self.shape[0]), self.whole)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Return what the module keeps in the weights' place."""
@@ -73,12 +74,13 @@ class PackedWeight(nn.Module):
 class PackedLinear(nn.Module):
     """nn.Linear with packed weights (outputs, inputs)."""
 
-    bias: Tensor | None
+    bias: nn.Parameter | None  # others look for a parameter to see where a network is
 
     def __init__(self, weight: PackedParameter, bias: Tensor | None = None) -> None:
         super().__init__()
         self.weights = PackedWeight(weight, kernel.WORD)
-        self.register_buffer("bias", None if bias is None else bias.detach().clone())
+        own = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
+        self.register_parameter("bias", own)
 
     @property
     def weight(self) -> Tensor:

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -16,6 +17,8 @@ from mrfquant.config.extras import need_extra
 from mrfquant.config.plugins import import_installed_plugins
 from mrfquant.errors import BadInput
 from mrfquant.labelling import Trellis
+from mrfquant.labelling.matrices import Matrix
+from mrfquant.labelling.selection import PRODUCTS, covered, left_out
 from mrfquant.models import NETWORKS
 from mrfquant.packing.bits import Encoding
 from mrfquant.packing.chains import PackedChains
@@ -89,7 +92,6 @@ def _in_runtime(
 
 def labels_of(labelling: Labelling) -> Labels:
     """Return how the labelled parameters are quantized, as values that a checkpoint can hold."""
-    group_size = None if labelling.scales is None else labelling.scales.group_size
     labels: dict[str, dict[str, Any]] = {}
     for name in labelling.labelled.spans:
         levels = labelling.block_of(name).levels
@@ -97,7 +99,8 @@ def labels_of(labelling: Labelling) -> Labels:
         labels[name] = {
             "levels": list(levels.values),
             "scale": labelling.scale_of(name),
-            "group_size": group_size,
+            "group_size": labelling.run_of(name),
+            "matrix": asdict(labelling.labelled.matrix(name)),
             **own,
         }
     return labels
@@ -113,7 +116,7 @@ def pack_model(
 
     Args:
         labelling: of the network, or by the name of each parameter its levels, its scale, in its shape or None, its
-            group size or None, and its zero points if it has any, as `labels_of` returns them.
+            group size or None, and, if it has any, its zero points and what `Matrix` says of it; see `labels_of`.
         state: its state dict with rounded weights; the network's own, as within `solver.rounded()`, by default.
         encoding: of parameters with three levels; the others are packed as bits.
     """
@@ -122,14 +125,21 @@ def pack_model(
 
 
 def architecture(model: nn.Module) -> dict[str, Any]:
-    """Return what a file says of a network beside its state: its class, arguments, and parameters of several names."""
+    """Return what is known of a network beside its state: its class, arguments, and parameters."""
     arguments = json.loads(json.dumps(getattr(model, "arguments", {}), default=repr))
     kind = type(model)
     # Ours remember their arguments: another class of the same name cannot be built from what a file says.
     name = (
         f"{kind.__module__}.{kind.__name__}" if kind.__name__ in NETWORKS and not hasattr(model, "arguments") else None
     )
-    return {"name": name or kind.__name__, "arguments": arguments, "tied": tied_names(model)}
+    reasons = left_out(model, PRODUCTS)
+    parameters = {name: (p.numel(), reasons[name]) for name, p in model.named_parameters()}
+    return {
+        "name": name or kind.__name__,
+        "arguments": arguments,
+        "tied": tied_names(model),
+        "parameters": parameters,
+    }
 
 
 def pack_state(
@@ -151,7 +161,8 @@ def pack_state(
     once = {(t.data_ptr(), t.shape, t.dtype): _storable(n, t) for n, t in left.items()}
     floats = {n: once[t.data_ptr(), t.shape, t.dtype] for n, t in left.items()}
     empty: dict[str, list[Any]] = {"mean": [], "std": [], "classes": []}
-    return PackedNetwork(network["name"], network["arguments"], empty, parameters, floats)
+    told = covered(network["parameters"], parameters) if "parameters" in network else []
+    return PackedNetwork(network["name"], network["arguments"], empty, parameters, floats, coverage=told)
 
 
 def _packed(weights: Tensor, precision: torch.dtype, label: Mapping[str, Any], encoding: Encoding) -> Packed:
@@ -163,7 +174,9 @@ def _packed(weights: Tensor, precision: torch.dtype, label: Mapping[str, Any], e
         return chains
     levels = tuple(label["levels"])
     given = [part for part in (label["scale"], label.get("zero")) if part is not None and part.numel()]
-    compact, group_size = _compact([part.cpu().float() for part in given], label["group_size"])
+    matrix = Matrix(**label.get("matrix", {}))
+    in_rows = [matrix.in_rows(part.cpu().float()) for part in given]
+    compact, group_size = _compact(in_rows, label["group_size"])
     scale, zero, *_ = [*compact, None, None]
     if "path_of" in label:
         rows = torch.ones(1) if scale is None else scale
@@ -172,7 +185,7 @@ def _packed(weights: Tensor, precision: torch.dtype, label: Mapping[str, Any], e
             raise BadInput("its weights are no path through its trellis")
         return chains
     form: Encoding = encoding if len(levels) == 3 else "bits"
-    return PackedParameter.of(weights, levels, form, scale, group_size, precision, zero)
+    return PackedParameter.of(weights, levels, form, scale, group_size, precision, zero, matrix)
 
 
 def _storable(name: str, tensor: Tensor) -> Tensor:

@@ -11,21 +11,29 @@ import torch
 from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
+from mrfquant.labelling.matrices import PLAIN, Matrix
 from mrfquant.packing.bits import Encoding, deflated, pack, packed_size, unpack
 
 T = TypeVar("T")
+MATRICES = {
+    "": PLAIN,
+    "+turned": Matrix(turned=True),
+    "+stacked": Matrix(stacked=True),
+    "+stacked+turned": Matrix(turned=True, stacked=True),
+}  # by what stands after the encoding of labels
 
 
 @dataclass(frozen=True)
 class PackedParameter:
-    """Labels of a parameter in C order.
+    """Labels of a parameter in C order, with its rows along the first dimension.
 
     Attributes:
         data: uint8 (bytes,). shape: of the parameter. levels: increasing. encoding: see `mrfquant.packing.bits`.
-        scale: multiplies the levels: float32 of shape (1,); or (shape[0],) for one per output channel; or, with a group
-            size, (shape[0], runs) for one per run of so many weights of a channel, the last one shorter; None for 1.
+        scale: multiplies the levels: float32 of shape (1,); or (rows,) for one per output channel; or, with a group
+            size, (rows, runs) for one per run of so many weights of a channel, the last one shorter; None for 1.
         group_size: weights of a run, None where the scale has no runs.
         zero: what is added to the scaled levels, in the scale's shape; None for 0.
+        matrix: how it is a matrix; in general its slices along the first dimension are the rows.
     """
 
     data: Tensor
@@ -35,6 +43,7 @@ class PackedParameter:
     scale: Tensor | None = None
     group_size: int | None = None
     zero: Tensor | None = None
+    matrix: Matrix = PLAIN
 
     @classmethod
     def of(
@@ -46,9 +55,10 @@ class PackedParameter:
         group_size: int | None = None,
         precision: torch.dtype | None = None,
         zero: Tensor | None = None,
+        matrix: Matrix = PLAIN,
     ) -> PackedParameter:
         """Pack weights; refuses those that are not exactly on their levels, as these are in `precision`."""
-        values = values.detach().cpu()
+        shape, values = tuple(values.shape), matrix.in_rows(values.detach().cpu())
         labels = torch.full(values.shape, -1, dtype=torch.int32, device="cpu")
         scales, zeros = (_spread(of, values.shape, group_size) for of in (scale, zero))
         for label, level in enumerate(torch.tensor(levels, dtype=values.dtype, device="cpu")):
@@ -56,7 +66,7 @@ class PackedParameter:
             labels[(values == expected).view(values.shape)] = label
         if (off := int((labels < 0).sum())) > 0:
             raise BadInput(f"{off} of {values.numel()} weights are not on the levels {levels}")
-        return cls(pack(labels, len(levels), encoding), tuple(values.shape), levels, encoding, scale, group_size, zero)
+        return cls(pack(labels, len(levels), encoding), shape, levels, encoding, scale, group_size, zero, matrix)
 
     def __post_init__(self) -> None:
         expected = packed_size(self.numel, len(self.levels), self.encoding)
@@ -73,11 +83,16 @@ class PackedParameter:
     def _scale_shapes(self) -> list[tuple[int, ...]]:
         """Return the shapes that a scale may have."""
         if self.group_size is None:
-            return [(1,), self.shape[:1]]
-        columns = math.prod(self.shape[1:])
-        if len(self.shape) < 2 or not 0 < self.group_size < columns:
+            return [(1,), self.rows[:1]]
+        columns = math.prod(self.rows[1:])
+        if len(self.rows) < 2 or not 0 < self.group_size < columns:
             return []  # a row is one run: it takes one scale
-        return [(self.shape[0], -(-columns // self.group_size))]
+        return [(self.rows[0], -(-columns // self.group_size))]
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The shape in which labels, scales and zero points are stored: with the rows along the first dimension."""
+        return self.matrix.rows(self.shape)
 
     @property
     def numel(self) -> int:
@@ -100,7 +115,7 @@ class PackedParameter:
     def block(self) -> tuple[Any, ...]:
         """Levels, encoding and group size, if any: parameters that share them are listed together in a file."""
         size = () if self.group_size is None else (self.group_size,)
-        return (self.levels, self.encoding, *size)
+        return (self.levels, self.encoding + _suffix(self.matrix), *size)
 
     @property
     def parts(self) -> dict[str, Tensor]:
@@ -114,13 +129,19 @@ class PackedParameter:
 
     def labels(self) -> Tensor:
         """Return the label of every weight, in the parameter's shape."""
-        return unpack(self.data, self.numel, len(self.levels), self.encoding).view(self.shape)
+        labels = unpack(self.data, self.numel, len(self.levels), self.encoding)
+        return self.matrix.back(labels.view(self.rows), self.shape)
 
     def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the weights, to the bit as they were."""
         q = torch.tensor(self.levels, dtype=dtype, device="cpu")
-        scales, zeros = (_spread(of, self.shape, self.group_size) for of in (self.scale, self.zero))
-        return _affine(q[self.labels().int()], scales, zeros).view(self.shape)
+        scales, zeros = (_spread(of, self.rows, self.group_size) for of in (self.scale, self.zero))
+        values = _affine(q[self.matrix.in_rows(self.labels()).int()], scales, zeros).view(self.rows)
+        return self.matrix.back(values, self.shape).contiguous()
+
+
+def _suffix(matrix: Matrix) -> str:
+    return next(suffix for suffix, known in MATRICES.items() if known == matrix)
 
 
 def in_columns(scale: Tensor, group_size: int, columns: int) -> Tensor:

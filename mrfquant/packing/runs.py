@@ -74,7 +74,9 @@ def size_report(network: PackedNetwork, size: int, compressed: bool = False) -> 
     free = {name: n for name, n in floats.items() if not name.endswith(("running_mean", "running_var"))}
     statistics = sum(floats.values()) - sum(free.values())
     rest, parameters = size - statistics, 4 * weights + sum(free.values())
+    heads = ["coverage     ", *[" " * 13] * len(network.coverage)]
     return [
+        *(head + line for head, line in zip(heads, network.coverage, strict=False)),
         f"weights      {weights:,} on levels: {labels:,} bytes, {8 * labels / max(1, weights):.3f} bits each",
         f"header       {size - labels - sum(floats.values()):,} bytes",
         f"batch norm   {statistics:,} bytes of statistics, float",

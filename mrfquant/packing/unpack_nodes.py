@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +38,7 @@ def append_unpacked(tape: Tape, name: str, parameter: PackedParameter, dtype: An
     def constant(role: str, value: Any, dtype: Any) -> Value:
         return tape.initializer(onnx_ir.tensor(np.asarray(value, dtype), name=f"{name}/{role}"))
 
-    levels, shape = constant("levels", parameter.levels, dtype), constant("shape", parameter.shape, np.int64)
+    levels, shape = constant("levels", parameter.levels, dtype), constant("shape", parameter.rows, np.int64)
     if len(parameter.levels) == 1:
         weights = tape.op("Expand", [levels, shape])
     else:
@@ -56,6 +57,12 @@ def append_unpacked(tape: Tape, name: str, parameter: PackedParameter, dtype: An
     for role, operator, part in (("scale", "Mul", parameter.scale), ("zero", "Add", parameter.zero)):
         if part is not None:
             weights = tape.op(operator, [weights, _spread(tape, constant, parameter, role, part)])
+    if parameter.matrix.stacked:
+        straight = replace(parameter.matrix, stacked=False).rows(parameter.shape)
+        weights = tape.op("Reshape", [weights, constant("stack", straight, np.int64)])
+    if parameter.matrix.turned:
+        *rest, outputs, inputs = range(len(parameter.shape))
+        weights = tape.op("Transpose", [weights], {"perm": [*rest, inputs, outputs]})
     return weights
 
 
@@ -64,15 +71,15 @@ def _spread(
 ) -> Value:
     """Append the nodes that compute scales or zero points in a shape that broadcasts with the parameter."""
     if parameter.group_size is None:
-        shape = (-1, *[1] * (len(parameter.shape) - 1))
+        shape = (-1, *[1] * (len(parameter.rows) - 1))
         return constant(role, part.cpu().view(shape).numpy(), np.float32)
-    (rows, runs), columns = part.shape, math.prod(parameter.shape[1:])
+    (rows, runs), columns = part.shape, math.prod(parameter.rows[1:])
     values = constant(role, part.cpu()[:, :, None].numpy(), np.float32)
     spread = tape.op("Expand", [values, constant(f"{role}.runs", [rows, runs, parameter.group_size], np.int64)])
     padded = tape.op("Reshape", [spread, constant(f"{role}.padded", [rows, runs * parameter.group_size], np.int64)])
     bounds = {"left": 0, "right": columns, "axis": 1}
     cut = tape.op("Slice", [padded, *(constant(f"{role}.{end}", [at], np.int64) for end, at in bounds.items())])
-    return tape.op("Reshape", [cut, constant(f"{role}.shape", parameter.shape, np.int64)])
+    return tape.op("Reshape", [cut, constant(f"{role}.shape", parameter.rows, np.int64)])
 
 
 def _digits(d: int, encoding: str) -> tuple[int, int, int]:

@@ -28,7 +28,9 @@ class RoundedWeight(NamedTuple):
     labels: Tensor  # in the weight's shape
     scale: Tensor  # multiplies the levels, in a shape that broadcasts with the weight
     zero: Tensor | None = None  # is added to the scaled levels, in the scale's shape
-    run: int | None = None  # neighbouring weights of a slice along the first dimension that share a scale; None: all
+    run: int | None = None  # neighbouring weights of a row that share a scale; None: all
+    turned: bool = False  # see `mrfquant.labelling.matrices.Matrix`
+    stacked: bool = False
 
     def values(self, levels: LevelSet) -> Tensor:
         """Return the weights."""
@@ -42,7 +44,8 @@ class RoundedWeight(NamedTuple):
     def entry(self, levels: LevelSet) -> dict[str, Any]:
         """Return what `mrfquant.packing.pack_model` takes for this weight."""
         scale, zero = (t if t is None else t.expand(self.labels.shape) for t in (self.scale, self.zero))
-        return {"levels": levels.values, "scale": scale, "group_size": self.run, "zero": zero}
+        matrix = {"turned": self.turned, "stacked": self.stacked}
+        return {"levels": levels.values, "scale": scale, "group_size": self.run, "zero": zero, "matrix": matrix}
 
 
 class RoundedChains(NamedTuple):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mrfquant.errors import BadInput
 from mrfquant.labelling import LevelSet, Trellis, uniform
+from mrfquant.labelling.matrices import other_matrices
 from mrfquant.labelling.mixing import Mixing
 from mrfquant.labelling.trellis import SMALLEST_CHAIN
 from mrfquant.packing.chains import PackedChains
@@ -97,14 +98,14 @@ def chains_where_they_fit(
     model: nn.Module, levels: Mapping[str, LevelSet], tell: Callable[[str], None]
 ) -> dict[str, LevelSet]:
     """Return even levels in the place of a trellis for weights that chains do not suit; `tell` which these are."""
-    chosen = dict(levels)
+    chosen, others = dict(levels), other_matrices(model)
     for name, of in levels.items():
         if not isinstance(of, Trellis):
             continue
         layer, weight = model.get_submodule(name.rpartition(".")[0]), model.get_parameter(name)
         rows, least = len(weight), -(-LEAST_FREEDOM * (of.memory - of.bits) // of.bits)
         reason = ""
-        if getattr(layer, "groups", 1) > 1 or getattr(layer, "transposed", False):
+        if getattr(layer, "groups", 1) > 1 or getattr(layer, "transposed", False) or name in others:
             reason = "a chain goes through rows that share their inputs"
         elif weight.numel() < SMALLEST_CHAIN:
             reason = f"it has {weight.numel()} weights, fewer than the {SMALLEST_CHAIN} that a chain needs"

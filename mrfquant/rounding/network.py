@@ -9,6 +9,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import torch
@@ -19,6 +21,7 @@ from mrfquant.config.settings import Check, Count, Fraction, Whole, configurable
 from mrfquant.data import Dataset
 from mrfquant.errors import BadInput
 from mrfquant.labelling import LevelSet, Trellis, uniform
+from mrfquant.labelling.matrices import other_matrices
 from mrfquant.rounding.answers import AnyRounded, Journal, LayerReport, RoundedNetwork, RoundedWeight, fingerprint
 from mrfquant.rounding.bound import lower_bound
 from mrfquant.rounding.chains import RoundChains, chains_where_they_fit
@@ -39,6 +42,21 @@ KNOWN_SOLVER = Check(
     f"one of {', '.join(SOLVERS)}, or a LayerSolver as @RoundICM()",
 )
 SolverSetting = Annotated[str | LayerSolver, KNOWN_SOLVER]
+
+
+@contextmanager
+def _one_by_one(model: nn.Module) -> Iterator[None]:
+    """Let experts of transformers compute one after the other, each as the linear layer that it is."""
+    stacked = any(matrix.stacked for matrix in other_matrices(model).values())
+    parts: list[Any] = [m for m in model.modules() if stacked and hasattr(m, "set_experts_implementation")]
+    before = [part.get_experts_implementation() for part in parts]
+    try:
+        for part in parts:
+            part.set_experts_implementation("eager")
+        yield
+    finally:
+        for part, implementation in zip(parts, before, strict=True):
+            part.set_experts_implementation(implementation)
 
 
 @configurable
@@ -145,7 +163,7 @@ class Rounding:
         walk = Walk(
             replay, {name: weights[name] for name in levels}, levels, solve, journal, keep, generator, unreached
         )
-        with torch.random.fork_rng():  # networks may draw numbers
+        with torch.random.fork_rng(), _one_by_one(model):  # networks may draw numbers
             torch.manual_seed(self.seed)
             result.answers = walk.run()
         result.seconds = time.perf_counter() - began
@@ -187,7 +205,8 @@ class Rounding:
         """Find the labels of a weight, and report how good they are."""
         name, weights, form = statistics.name, statistics.w, statistics.form
         # The weights of a transposed convolution that share an output are no neighbours: they have one scale.
-        size = None if form.transposed or (self.group_size or 0) >= weights.shape[1] else self.group_size
+        scattered = form.transposed and not form.linear
+        size = None if scattered or (self.group_size or 0) >= weights.shape[1] else self.group_size
         labels = torch.empty_like(weights, dtype=torch.int64)
         scales = torch.empty_like(weights if size else weights[:, :1])
         zeros, q = torch.empty_like(scales) if self.zero_point else None, weights.new_tensor(levels.values)
@@ -216,9 +235,9 @@ class Rounding:
         shape = statistics.weight.shape
         chosen = form.tensor(labels, shape).to(torch.uint8 if len(q) <= 256 else torch.int64)
         zero, run = zeros if zeros is None else form.spread(zeros, shape), size
-        if form.transposed:
+        if scattered:
             run = math.prod(shape[2:])
-        found = RoundedWeight(chosen, form.spread(scales, shape), zero, run)
+        found = RoundedWeight(chosen, form.spread(scales, shape), zero, run, **asdict(form.of_linear(shape)))
         return found, LayerReport(name, len(weights), weights.shape[1], energy, relative, share, seconds, bound)
 
     def _pieces(

@@ -1,4 +1,4 @@
-"""Calls of linear layers and convolutions as products of matrix rows with columns of inputs.
+"""Calls of linear layers, matrix products and convolutions as products of matrix rows with columns of inputs.
 
 An output at a position (a token, a pixel) is a row of the weight matrix times a column of inputs, plus a bias. Grouped
 convolutions have groups of rows, each with its own columns.
@@ -15,12 +15,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mrfquant.labelling.matrices import PLAIN, Matrix
+
 INPUTS_PER_WEIGHT = 64  # columns to draw for each weight of a row, over all batches, if there are as many
 
 CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 ARGUMENTS: dict[Callable[..., Any], tuple[str, ...]] = {
     functional.linear: ("input", "weight", "bias"),
+    torch.addmm: ("bias", "input", "weight"),
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm), ("input", "weight")),
     **dict.fromkeys((functional.conv1d, functional.conv2d, functional.conv3d), CONVOLUTION),
     **dict.fromkeys(
         (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d), TRANSPOSED
@@ -32,11 +36,14 @@ ARGUMENTS: dict[Callable[..., Any], tuple[str, ...]] = {
 class Form:
     """How a weight tensor is a matrix (rows, n), a row for each output."""
 
-    transposed: bool = False  # of a transposed convolution: (inputs, outputs / groups, ...)
+    transposed: bool = False  # of a transposed convolution: (inputs, outputs / groups, ...); or (..., inputs, outputs)
     groups: int = 1  # of rows, each with its own columns
+    linear: bool = False  # of a linear layer, which may be one of a stack
 
     def matrix(self, weight: Tensor) -> Tensor:
         """Return a tensor of the weight's shape as (rows, n)."""
+        if self.linear:
+            return self.of_linear(weight.shape).in_rows(weight)
         if not self.transposed:
             return weight.flatten(1)
         inputs, outputs = weight.shape[:2]
@@ -45,6 +52,8 @@ class Form:
 
     def tensor(self, matrix: Tensor, shape: torch.Size) -> Tensor:
         """Return a matrix (rows, n) in the weight's shape."""
+        if self.linear:
+            return self.of_linear(shape).back(matrix, shape)
         if not self.transposed:
             return matrix.reshape(shape)
         inputs, outputs = shape[:2]
@@ -55,11 +64,17 @@ class Form:
         """Return scales (rows, n), or (rows, 1) for whole rows, in a shape that broadcasts with the weight."""
         if scale.shape[1] > 1:
             return self.tensor(scale, shape)
+        if self.linear:
+            return self.of_linear(shape).back(scale, shape)
         if not self.transposed:
             return scale.view(-1, *[1] * (len(shape) - 1))
         inputs, outputs = shape[:2]
         parts = scale.view(self.groups, 1, outputs).expand(-1, inputs // self.groups, -1)
         return parts.reshape(inputs, outputs, *[1] * (len(shape) - 2))
+
+    def of_linear(self, shape: torch.Size) -> Matrix:
+        """Return how a weight of a shape is a matrix, if it is that of a linear layer."""
+        return Matrix(self.transposed, stacked=len(shape) > 2) if self.linear else PLAIN
 
 
 @dataclass(frozen=True)
@@ -75,8 +90,9 @@ class Product:
     def of(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor) -> Product:
         """Describe a call of one of the functions in ARGUMENTS."""
         given = {**dict(zip(ARGUMENTS[func], args, strict=False)), **kwargs}
-        form = Form("output_padding" in ARGUMENTS[func], given.get("groups", 1))
-        return cls(form, given, output)
+        if "stride" in ARGUMENTS[func]:
+            return cls(Form("output_padding" in ARGUMENTS[func], given.get("groups", 1)), given, output)
+        return cls(Form(transposed=func is not functional.linear, linear=True), given, output)
 
     def copied(self) -> Product:
         """Return the product with copies of its input and output."""
@@ -91,7 +107,7 @@ class Product:
     @property
     def space(self) -> int:
         """Dimensions of the kernel; 0 for a linear layer."""
-        return self.given["weight"].dim() - 2
+        return 0 if self.form.linear else self.given["weight"].dim() - 2
 
     def positions(self, batches: int, generator: torch.Generator) -> Tensor:
         """Draw output pixels for second moments.

@@ -111,7 +111,7 @@ class Watch(TorchFunctionMode):
             self._record_residual(args, kwargs)
         output = func(*args, **kwargs)
         origin = Origin(
-            computed=func in ARGUMENTS or any(of.computed for of in given),
+            computed=any(of.computed for of in given),
             pending=any(of.pending for of in given),
             routed=any(of.routed for of in given),
             units=frozenset().union(*(of.units for of in given)),
@@ -133,10 +133,12 @@ class Watch(TorchFunctionMode):
     def _product(self, func: Function, args: Args, kwargs: Kwargs, output: Tensor, origin: Origin) -> Origin:
         product = Product.of(func, args, kwargs, output)
         name = self._name(product.given["weight"])
+        if "bias" in ARGUMENTS[func] or name is not None:  # a layer; other products may be of anything
+            origin = replace(origin, computed=True)
         if name is None:
             return origin
-        whole = self._pending[name]
-        first = (product.given["weight"].data_ptr() - whole.data_ptr()) // whole[0].nbytes
+        whole, columns = self._pending[name], product.form.matrix(product.given["weight"]).shape[1]
+        first = (product.given["weight"].data_ptr() - whole.data_ptr()) // (whole.itemsize * columns)
         use = self.used(name, replace(product, first=first), product.given["input"], origin.routed)
         return replace(origin, pending=True, branch=None if use is None else (use, lambda change: change))
 
@@ -195,10 +197,10 @@ class Watch(TorchFunctionMode):
         return self._origins.get(tensor, UNKNOWN)
 
     def _name(self, weight: Tensor) -> str | None:
-        """Return the name of the pending weight of which this tensor is all, or some rows."""
+        """Return the name of the pending weight of which this tensor is all, some rows, or a matrix of a stack."""
         place = weight.data_ptr()
         for name, (start, stop) in self._places.items():
-            if start <= place < stop and weight.shape[1:] == self._pending[name].shape[1:]:
+            if start <= place < stop and weight.stride() == self._pending[name].stride()[-weight.dim() :]:
                 return name
         return None
 

@@ -45,6 +45,7 @@ def test_what_was_packed_is_the_best_model(name, flags, runs, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "of the parameters as float32" in out
     assert ("not packed   layers.1.bias, float: 1,200 bytes" in out) == (name == "ternary")
+    assert ("are not, 0.2%: biases and other vectors" in out) == (name == "ternary")
     best = RunFolder.open(runs / name).best()["model"]
     loaded = mrfquant.load(file)
     for key, tensor in loaded.state_dict().items():

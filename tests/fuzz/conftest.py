@@ -6,6 +6,7 @@ An input is decided by the reader's name and its number: what fails is told with
 import random
 import resource
 import signal
+import time
 import warnings
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
@@ -91,7 +92,7 @@ def fuzz(count):
     """Feed a reader with `count` changes of the file, made by `change` if it is given; prints how many it has read."""
 
     def fuzz(name, path, read, change=None):
-        whole, taken = path.read_bytes(), 0
+        whole, taken, slowest = path.read_bytes(), 0, 0.0
         read(path)  # it is one
         with limits(), redirect_stdout(StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -102,6 +103,7 @@ def fuzz(count):
                 else:
                     change(rng)
                 signal.alarm(SECONDS)
+                begun = time.monotonic()
                 try:
                     read(path)
                     taken += 1
@@ -114,6 +116,7 @@ def fuzz(count):
                     raise AssertionError(f"reader {name!r}, input {number}: {type(error).__name__}: {error}") from error
                 finally:
                     signal.alarm(0)
-        print(f"{name}: {taken} read, {count - taken} refused")
+                slowest = max(slowest, time.monotonic() - begun)
+        print(f"{name}: {taken} read, {count - taken} refused, the slowest in {slowest:.1f} s")
 
     return fuzz

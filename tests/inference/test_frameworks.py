@@ -1,6 +1,7 @@
 """Solvers in the loops of other frameworks, with the real packages: Lightning, accelerate, DDP, averaged weights."""
 
 import functools
+import importlib
 import os
 import socket
 import sys
@@ -13,6 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import mrfquant as mq
+from tests.test_readme import write_files
 
 STEPS, SEED = 40, 3
 
@@ -85,6 +87,111 @@ def test_lightning_trains_as_a_plain_loop_does(automatic, plain, tmp_path):
     )
     trainer.fit(module, data())
     assert_same(module.model, plain)
+
+
+@pytest.fixture
+def shown(tmp_path, monkeypatch):
+    """Import a file that the guide shows."""
+    write_files("networks.md", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    mq.import_torchvision()
+
+    def shown(name):
+        return importlib.import_module(name)
+
+    yield shown
+    for name in ("on_levels", "callback"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_with_the_callback_of_the_guide_validates_and_ends_on_levels(shown):
+    lightning = pytest.importorskip("lightning")
+    on_levels, seen = shown("callback").OnLevels("packed.safetensors"), []
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = network()
+
+        def training_step(self, batch, index):
+            return functional.cross_entropy(self.model(batch[0]), batch[1])
+
+        def validation_step(self, batch, index):
+            seen.append(self.model[0].weight[0].abs().unique().numel())
+            self.log("loss", functional.cross_entropy(self.model(batch[0]), batch[1]))
+
+        def configure_optimizers(self):
+            self.solver = solver_of(self)
+            return self.solver
+
+    module = Module()
+    trainer = lightning.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        callbacks=[on_levels],
+    )
+    trainer.fit(module, data(), data())
+    assert set(seen) == {1}
+    assert module.solver.budget == 2 * STEPS
+    module.solver.labelling.check_on_levels(module.state_dict())
+    assert torch.equal(mq.load("packed.safetensors", Module()).model[0].weight, module.model[0].weight)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_trainer_of_the_guide_evaluates_and_ends_on_levels_also_after_a_resume(shown):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    trainer_of, seen = shown("on_levels").OnLevels, []
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = network()
+
+        def forward(self, x, labels):
+            if not self.training:
+                seen.append(self.layers[0].weight[0].abs().unique().numel())
+            logits = self.layers(x)
+            return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
+
+    rows = [{"x": x, "labels": y} for x, y in data().dataset]
+
+    def train(**settings):
+        model = Model()
+        solver = solver_of(model)
+        arguments = transformers.TrainingArguments(
+            "out",
+            per_device_train_batch_size=32,
+            num_train_epochs=1,
+            eval_strategy="steps",
+            eval_steps=20,
+            save_steps=20,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        trainer = trainer_of(solver, model=model, args=arguments, train_dataset=rows, eval_dataset=rows[:64])
+        trainer.train(**settings)
+        solver.labelling.check_on_levels(model.state_dict())
+        assert solver.budget == STEPS
+        return trainer
+
+    trainer = train()
+    assert set(seen) == {1}
+    trainer.evaluate()
+    first, *_, last, again = (entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry)
+    assert again == pytest.approx(last)
+    assert again < first
+    expected = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    assert torch.equal(mq.load("out/packed.safetensors", Model()).layers[0].weight, expected["layers.0.weight"])
+    resumed = train(resume_from_checkpoint="out/checkpoint-20")
+    assert all(torch.equal(value, expected[name]) for name, value in resumed.model.state_dict().items())
 
 
 def test_accelerate_trains_as_a_plain_loop_does(plain):

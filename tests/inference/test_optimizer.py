@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import mrfquant as mq
+from mrfquant.inference import Inference
 
 ADAM = functools.partial(torch.optim.Adam, lr=0.05)
 LEVELS = {"2 levels": [-1, 1], "3 levels": [-1, 0, 1]}
@@ -501,3 +502,48 @@ def test_started_at_the_weights_latent_ones_are_these(levels):
         found = solver.labelling.labelled.view(name, solver.variables[0]) * scale
         wanted = fresh.get_parameter(name).clamp(-scale, scale)
         torch.testing.assert_close(found, wanted, atol=1e-6, rtol=0)
+
+
+def test_states_of_other_solvers_and_of_optimizers_are_refused():
+    """Their tensors have the same shapes, and mean something else."""
+
+    def solver_of(kind, **settings):
+        model = nn.Linear(4, 3)
+        labelling = mq.Labelling(model, [-1, 0, 1], scale="channel")
+        return kind(labelling, functools.partial(torch.optim.Adam, lr=0.01), start="weights", **settings)
+
+    state = solver_of(mq.MirrorDescent).state_dict()
+    solver_of(mq.MirrorDescent).load_state_dict(state)
+    for other in (solver_of(mq.ProximalMeanField), solver_of(mq.MirrorDescent, form="line")):
+        with pytest.raises(mq.BadInput, match="or another kind of solver"):
+            other.load_state_dict(state)
+    with pytest.raises(mq.BadInput, match="perhaps that of an optimizer"):
+        solver_of(mq.MirrorDescent).load_state_dict(torch.optim.Adam(nn.Linear(4, 3).parameters()).state_dict())
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    with pytest.raises(mq.BadInput, match="LBFGS needs a closure"):
+        mq.ProximalMeanField(mq.Labelling(nn.Linear(4, 3), [-1, 1]), torch.optim.LBFGS)
+
+
+def test_variables_that_a_solver_starts_in_the_weights_memory_are_not_overwritten_by_weights():
+    class Hard(Inference):
+        method = "HARD"
+
+        def start(self, block, draw):
+            return block.w
+
+        def update(self, block, x):
+            return block.g
+
+        def write(self, block, x):
+            block.w.copy_(x.sign())
+
+        def labels(self, block, x):
+            return (x > 0).int()
+
+    model = nn.Linear(4, 3)
+    before = model.weight.detach().flatten().clone()
+    solver = Hard(mq.Labelling(model, [-1, 1], which="weights"), functools.partial(torch.optim.SGD, lr=0.01))
+    assert torch.equal(solver.variables[0], before)
+    assert torch.equal(model.weight.flatten(), before.sign())

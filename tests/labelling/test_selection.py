@@ -5,9 +5,11 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.utils import parametrizations, weight_norm
 
 import mrfquant as mq
+from mrfquant.packing.runs import size_report
 
 
 class Conv1D(nn.Module):
@@ -15,14 +17,33 @@ class Conv1D(nn.Module):
 
     def __init__(self, inputs, outputs):
         super().__init__()
+        self.nx, self.nf = inputs, outputs
         self.weight = nn.Parameter(torch.randn(inputs, outputs))
+        self.bias = nn.Parameter(torch.randn(outputs))
 
     def forward(self, x):
-        return x @ self.weight
+        return torch.addmm(self.bias, x, self.weight)
 
 
 class Experts(nn.Module):
-    """Weights of several experts in one tensor, as Mixtral of transformers has them."""
+    """Weights of several experts in one tensor, as transformers 5 has them; each takes its share of the inputs."""
+
+    def __init__(self, turned, inputs=8, outputs=8):
+        super().__init__()
+        self.is_transposed = turned
+        self.up_proj = nn.Parameter(torch.randn(3, inputs, outputs) if turned else torch.randn(3, outputs, inputs))
+        self.up_proj_bias = nn.Parameter(torch.randn(3, outputs))
+
+    def forward(self, x):
+        parts = [
+            part @ w if self.is_transposed else functional.linear(part, w)
+            for part, w in zip(x.chunk(3), self.up_proj, strict=True)
+        ]
+        return torch.cat(parts)
+
+
+class Own(nn.Module):
+    """A layer of one's own."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +94,11 @@ MODELS = {
     "adapters": (lambda: linear(Adapted()), {"0.weight", "1.base_layer.weight"}),
     "weight norm": (lambda: linear(parametrizations.weight_norm(nn.Linear(8, 8))), {"0.weight"}),
     "old weight norm": (old_weight_norm, {"0.weight"}),
-    "other layers": (lambda: linear(Conv1D(8, 8), Experts()), {"0.weight"}),
+    "transformers' layers": (
+        lambda: linear(Conv1D(8, 8), Experts(False), Experts(True)),
+        {"0.weight", "1.weight", "2.up_proj", "3.up_proj"},
+    ),
+    "other layers": (lambda: linear(Own()), {"0.weight"}),
 }
 
 
@@ -88,14 +113,14 @@ def test_labelling_and_rounding_take_the_same_layers(name):
 
 @pytest.mark.parametrize("name", ["weight norm", "old weight norm", "other layers"])
 def test_layers_that_are_not_known_are_not_left_in_float_without_a_word(name):
-    told = "matrices of Conv1D, matrices of Experts" if name == "other layers" else "parametrized weights"
+    told = "matrices of Own" if name == "other layers" else "parametrized weights"
     with pytest.warns(UserWarning, match=f"parameters stay in float: .*{told}"):
         mq.Labelling(MODELS[name][0](), [-1, 1], which="weights")
     with pytest.warns(UserWarning, match="parameters stay in float"):
         mq.round_network(MODELS[name][0](), [torch.randn(30, 8)], solver="nearest", progress=False)
 
 
-@pytest.mark.parametrize("name", ["tied embedding", "adapters"])
+@pytest.mark.parametrize("name", ["tied embedding", "adapters", "transformers' layers"])
 def test_what_nobody_wants_on_levels_is_left_without_a_warning(name, recwarn):
     mq.Labelling(MODELS[name][0](), [-1, 1], which="weights")
     assert not recwarn.list
@@ -107,9 +132,8 @@ def test_adapters_are_not_labelled_in_the_place_of_a_frozen_layer():
 
 
 def test_layers_of_other_types_are_labelled_where_they_are_named():
-    selected = mq.weights_of(nn.Linear, Conv1D, Experts)
-    labelling = mq.Labelling(linear(Conv1D(8, 8), Experts()), [-1, 1], which=selected, scale="channel")
-    assert set(labelling.labelled.spans) == {"0.weight", "1.weight", "2.weight"}
+    labelling = mq.Labelling(linear(Own()), [-1, 1], which=mq.weights_of(nn.Linear, Own), scale="channel")
+    assert set(labelling.labelled.spans) == {"0.weight", "1.weight"}
 
 
 def test_a_tied_parameter_is_excluded_by_any_of_its_names():
@@ -130,4 +154,7 @@ def test_the_same_report_says_what_is_on_levels_and_what_is_not_and_why():
     labelled = mq.Labelling(model, [-1, 1], which="weights").summary().splitlines()
     assert [*lines, "8 are not, 5.0%: frozen"] == labelled[-5:-1]
     rounded = mq.round_network(Tied(), [torch.randint(9, (30,))], solver="nearest", progress=False)
-    assert [*lines, "8 are not, 5.0%: biases and other vectors"] == str(rounded).splitlines()[-5:-1]
+    lines.append("8 are not, 5.0%: biases and other vectors")
+    assert lines == str(rounded).splitlines()[-5:-1]
+    packed = size_report(rounded.pack(), 1000)
+    assert [f"coverage     {lines[0]}", *(" " * 13 + line for line in lines[1:])] == packed[:4]

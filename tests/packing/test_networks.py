@@ -223,3 +223,16 @@ def test_packed_layers_are_not_saved_as_if_they_were_float():
     packed = layers.pack_layers(model, rounded(model).pack().parameters)
     with pytest.raises(mq.BadInput, match="packed layers have no float weights to save"):
         packed.save_pretrained("folder")
+
+
+def test_adapters_of_peft_train_on_a_rounded_network_and_are_refused_on_packed_layers(tmp_path):
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(target_modules=["linear"])
+    result = rounded(Rotary())
+    packed = layers.pack_layers(rounded(Rotary()).model, result.pack().parameters)
+    with pytest.raises(ValueError, match=r"PackedLinear[\s\S]* is not supported"):  # PEFT's own
+        peft.get_peft_model(packed, settings)
+    adapted = peft.get_peft_model(result.model, settings)
+    assert {name.rsplit(".", 3)[1] for name, p in adapted.named_parameters() if p.requires_grad} == {"lora_A", "lora_B"}
+    with pytest.raises(mq.BadInput, match=r"linear\.weight is not in the network any more: pack or save before"):
+        result.save(tmp_path / "wrapped.safetensors")
