@@ -14,7 +14,7 @@ from mrfquant.benchmarks.picture import write_picture
 GUIDE = Path(__file__).parents[1] / "speed.md"
 STEPS, PROJECTIONS = "Training step, against float", "Projections, against mrfquant"
 TABLES = {"float, ms | d=2": STEPS, "PARQ, 1 bit": STEPS, "mrfquant, ms": PROJECTIONS}  # by their heads
-RATIO = re.compile(r"([\d.]+)x(?: \(([\d.]+) \.\. ([\d.]+)\))?")
+RATIO = re.compile(r"([\d.]+)x(?: \((\d[\d.]*?)\.\.(\d[\d.]*)\))?")
 
 
 def table(head):
