@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrfquant.commands.parser import Parser, run_command
+from mrfquant.commands.parser import Parser, run_command, writable
 from mrfquant.errors import BadInput
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def parser() -> Parser:
     language.add_argument("--to", metavar="TYPE", help="the type of file: q2_0, q1_0, tq2_0, q4_0, mlx2, mlx3 or mlx4")
     language.add_argument("--test", metavar="FILE", type=Path, help="measure perplexity on it (default: on the text)")
     language.add_argument("--windows", metavar="N", type=int, nargs=2, help="pieces of 512 tokens of both (16 16)")
-    language.add_argument("--html", metavar="FILE", type=Path, help="write a report to look at, too")
+    language.add_argument("--html", metavar="FILE", type=writable, help="write a report to look at, too")
     return p
 
 

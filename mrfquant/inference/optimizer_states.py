@@ -26,11 +26,11 @@ def check_tensors(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         expected = _first_state(optimizer, group)
         for tensor in group["params"]:
-            found = optimizer.state.get(tensor)
-            if not found:
-                continue  # it has not moved yet
+            found = optimizer.state.get(tensor, {})
             if not isinstance(found, dict):
                 raise BadInput("the optimizer's state is no dict")
+            if not found:
+                continue  # it has not moved yet
             for name, example in expected.items():
                 value = found.get(name)
                 if value is None and (example is None or isinstance(optimizer, torch.optim.SGD)):

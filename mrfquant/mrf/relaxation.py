@@ -52,7 +52,8 @@ class Relaxation(FieldSolver):
         with torch.random.fork_rng(devices=[graph.device] if graph.device.type == "cuda" else []):
             torch.manual_seed(seed)
             energy = FactorGraphEnergy(graph.without_hard_constraints(PENALTY))
-            self.inference = inference(Labelling(model, levels), optimizer, energy=energy, form="planes")
+            form = "line" if all(c.labels == 2 for c in graph.by_cardinality) else "planes"  # half the numbers
+            self.inference = inference(Labelling(model, levels), optimizer, energy=energy, form=form)
         if start is not None:
             self._warm(start)
         self._u = self._read()

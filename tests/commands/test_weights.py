@@ -65,7 +65,7 @@ def test_a_run_is_resumed_and_packed_when_its_weights_are_gone(trained, tmp_path
 def test_a_random_network_teaches_nobody(trained, tmp_path, capsys):
     taught = [*PMF, "--set", "Experiment.objective = @Distillation", "--set", "Trainer.iterations = 4"]
     assert call(*taught, "--out", tmp_path / "run") == 2
-    assert "would be a random one: give trained weights with --weights FILE" in capsys.readouterr().err
+    assert "it is random, so give trained weights with --weights FILE" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     assert call(*taught, "--set", "Distillation.share = 0.0", "--out", tmp_path / "untaught") == 0
     assert call(*taught, "--smoke", "--out", tmp_path / "smoke") == 0

@@ -48,7 +48,9 @@ def test_config_builds_and_takes_training_steps(name):
     assert any(not torch.equal(a, b) for a, b in zip(before, experiment.model.parameters(), strict=True))
     if "ref_" in name or "float" in name:
         assert not len(experiment.labelling)
-    elif not {"Labelling.which", "Experiment.groups"} & settings(name).keys():  # levels everywhere, as the paper's
+    elif (
+        not {"Labelling.which", "Labelling.exclude", "Experiment.groups"} & settings(name).keys()
+    ):  # levels everywhere, as the paper's
         assert len(experiment.labelling) == experiment.identity()["parameters"]
 
 

@@ -14,7 +14,6 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import mrfquant as mq
-from tests.test_readme import write_files
 
 STEPS, SEED = 40, 3
 
@@ -92,6 +91,8 @@ def test_lightning_trains_as_a_plain_loop_does(automatic, plain, tmp_path):
 @pytest.fixture
 def shown(tmp_path, monkeypatch):
     """Import a file that the guide shows."""
+    from tests.test_readme import write_files  # not at the top: processes run this file as a script
+
     write_files("networks.md", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)

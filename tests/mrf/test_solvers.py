@@ -160,7 +160,7 @@ def test_many_labels_beside_few():
     """Ten labels: as text, 10 sorts before 2."""
     graph = FactorGraph([2, 10, 3], [([0], [0.0, 3.0]), ([1], torch.arange(10.0)), ([0, 2], torch.eye(2, 3))])
     for name, make in SOLVERS.items():
-        result = solve(graph, make)
+        result = solve(graph, make, restarts=3)  # PGD stops at a vertex that the start is near to
         assert [len(row) for row in graph.per_variable(result.marginals)] == [2, 10, 3], name
         assert result.labels[:2].tolist() == [1, 9], name
 
