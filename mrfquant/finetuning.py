@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mrfquant.errors import BadInput, Diverged
 from mrfquant.inference import Inference, MirrorDescent
 from mrfquant.labelling import Labelling
-from mrfquant.objectives import Distillation, Objective
+from mrfquant.objectives import CrossEntropy, Distillation, Objective
 from mrfquant.objectives.base import outputs_of
 from mrfquant.schedules import CosineDecay
 from mrfquant.text import aligned, duration
@@ -33,7 +33,8 @@ class Finetuned:
     Attributes:
         model: the network, an ordinary one again, with every labelled weight on a level.
         labelling: its levels and scales, for `mq.pack_model`.
-        before, after: what `evaluate` said of the float network and of the rounded one, if it was given.
+        before: what `evaluate` said of the float network, if it was given.
+        after: what it said of the rounded one.
         losses: of the batches, one for each step.
         shares: for each labelled parameter the share of its weights with each level, the lowest first.
         refreshed: how many layers of batch norm have the statistics of the rounded network now.
@@ -87,10 +88,12 @@ def finetune(
         levels: as in `Labelling`: [-1, 1], [-1, 0, 1], a mapping of patterns to levels.
         batches: to train on, begun again when they end; pairs of inputs and targets unless there is a `loss`.
         loss: of the network on a batch, a scalar, or an objective, as mq.CrossEntropy(). By default the float network
-            teaches, by `Distillation` with a tenth of cross-entropy, on batches where it is the better one.
+            teaches classes, by `Distillation` with a tenth of cross-entropy, on batches where it is the better one;
+            tokens are learned by cross-entropy alone.
         steps: how many batches to take.
         lr: what training the float network further would take, with `optimizer`.
-        which, scale: as in `Labelling`.
+        which: as in `Labelling`.
+        scale: as in `Labelling`.
         solver: a solver class that can start at weights.
         optimizer: called with parameters and `lr`.
         evaluate: what the network is good for, as an accuracy: called on the float and on the rounded network.
@@ -99,20 +102,21 @@ def finetune(
     if steps < 1:
         raise BadInput(f"finetune has to take {steps} steps, expected at least 1")
     say = say or (lambda line: None)
-    loss = _loss_of(model, Distillation(share=0.9, softness=3.0, while_better=True) if loss is None else loss)
+    endless, losses = _endless(batches), []
+    first = next(endless)
+    loss = _loss_of(model, _default_objective(first) if loss is None else loss)
     before = _evaluated(model, evaluate)
     labelling = Labelling(model, levels, which=which, scale=scale)
     inference = solver(labelling, lambda tensors: optimizer(tensors, lr=lr), start="weights")
     inference.prepare(steps)
     schedule = CosineDecay(warmup=int(WARMUP * steps))
-    endless, losses = _endless(batches), []
     last: deque[Any] = deque(maxlen=REFRESHING)
     begun = told = time.monotonic()
     model.train()
     for k in range(steps):
         for group in inference.param_groups:
             group["lr"] = lr * schedule(k, steps)
-        last.append(next(endless))
+        last.append(next(endless) if k else first)
         value = loss(model, last[-1])
         value.backward()
         inference.step()
@@ -155,6 +159,12 @@ def refresh_batch_norm(model: nn.Module, batches: Iterable[Any], loss: Loss | No
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
     return len(layers)
+
+
+def _default_objective(batch: Any) -> Objective:
+    targets = _pair(batch)[1]
+    classes = not isinstance(targets, Tensor) or targets.dim() < 2
+    return Distillation(share=0.9, softness=3.0, while_better=True) if classes else CrossEntropy()
 
 
 def _loss_of(model: nn.Module, loss: Loss | Objective) -> Loss:

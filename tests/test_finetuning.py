@@ -1,5 +1,7 @@
 """A trained network comes onto levels by one call, is an ordinary one afterwards, and batch norm fits it."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -101,6 +103,18 @@ def test_without_a_loss_the_float_network_teaches(trained):
     ]
     assert made[0] == made[1]
     assert made[0] != made[2]
+
+
+def test_tokens_are_learned_by_cross_entropy_alone():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 10))
+    state, tokens = copy.deepcopy(model.state_dict()), torch.randint(10, (4, 8))
+    made = []
+    for loss in (None, mq.CrossEntropy()):
+        model.load_state_dict(state)
+        made.append(mq.finetune(model, [-1, 1], [(tokens, tokens)], loss, steps=5, lr=0.01, say=None).losses)
+        model = copy.deepcopy(model)
+    assert made[0] == made[1]
 
 
 def test_bad_input_is_told_in_a_sentence(trained):
