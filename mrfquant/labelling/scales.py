@@ -83,20 +83,22 @@ class RunScales:
             given = (*runs, self.start, levels, midpoints)
             dispatch.run("runs.fit_runs", x, *given, size=last - first, smallest=smallest)
             return
-        lengths = self.ends[first:last].diff(prepend=self.ends.new_full((1,), self.start))
-        q = levels[torch.bucketize(self.divide(x.clone()), midpoints)]
-        # unsafe: its checks would wait for the device.
-        reduced = functools.partial(torch.segment_reduce, lengths=lengths, unsafe=True)
-        product, square, largest = reduced(x * q, "sum"), reduced(q * q, "sum"), reduced(x.abs(), "max")
+        q, over_runs = levels[torch.bucketize(self.divide(x.clone()), midpoints)], self._reduction()
+        product, square, largest = over_runs(x * q, "sum"), over_runs(q * q, "sum"), over_runs(x.abs(), "max")
         begun = torch.where(largest > 0, largest, self.values[first:last])
         self.values[first:last] = torch.where(product > 0, product / square, begun)
 
     def least_squares(self, x: Tensor, q: Tensor, factor: float = 1.0) -> None:
         """Set scales to `factor` times those that bring levels q (m,) closest to x (m,); where q is 0 they stay."""
+        (first, last), over_runs = self.runs, self._reduction()
+        product, square = over_runs(x * q, "sum"), over_runs(q * q, "sum")
+        self.values[first:last] = torch.where(product > 0, factor * product / square, self.values[first:last])
+
+    def _reduction(self) -> Callable[..., Tensor]:
+        """Return what reduces values (m,) to one for each run: torch.segment_reduce, without waiting for the device."""
         first, last = self.runs
         lengths = self.ends[first:last].diff(prepend=self.ends.new_full((1,), self.start))
-        product, square = (torch.segment_reduce(of, "sum", lengths=lengths) for of in (x * q, q * q))
-        self.values[first:last] = torch.where(product > 0, factor * product / square, self.values[first:last])
+        return functools.partial(torch.segment_reduce, lengths=lengths, unsafe=True)  # its checks would wait
 
     def _apply(self, x: Tensor, inverse: bool) -> Tensor:
         if dispatch.usable(x, self.values):
